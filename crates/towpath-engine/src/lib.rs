@@ -95,6 +95,7 @@ mod inject;
 mod introspect;
 mod live;
 mod meta;
+pub mod offload;
 mod packet_ctx;
 mod packet_io;
 mod packet_path;

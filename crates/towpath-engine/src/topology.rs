@@ -167,6 +167,21 @@ impl Topology {
         (0..).zip(&self.interfaces).find(of_port).map(|(at, interface)| (at, interface.mode))
     }
 
+    /// The number of the interface of a port, and the VLAN if the port has the packets of one.
+    pub fn interface_of(&self, port: PortId) -> Option<(usize, Option<u16>)> {
+        self.interfaces.iter().enumerate().find_map(|(at, interface)| {
+            let vlan = || interface.by_vlan.iter().find(|(_, tagged)| *tagged == port).map(|(vlan, _)| *vlan);
+            if interface.untagged == port { Some((at, None)) } else { Some((at, Some(vlan()?))) }
+        })
+    }
+
+    /// The port that packets of an interface arrive on, whose outermost VLAN is `vlan`.
+    pub fn arrival(&self, interface: usize, vlan: Option<u16>) -> Option<PortId> {
+        let interface = self.interfaces.get(interface)?;
+        let tagged = vlan.and_then(|vlan| interface.by_vlan.iter().find(|(id, _)| *id == vlan));
+        Some(tagged.map_or(interface.untagged, |&(_, port)| port))
+    }
+
     /// Where the packets of an interface leave, if that does not depend on the packet.
     pub(crate) fn direct(&self, interface: u32) -> Option<Egress> {
         match self.interfaces.get(interface as usize)?.mode {

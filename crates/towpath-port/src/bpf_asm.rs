@@ -118,6 +118,13 @@ impl Asm {
         self.emit(0, (Reg::R0, Reg::R0), 0, 0);
     }
 
+    /// `to` = the map itself, for helpers (BPF_PSEUDO_MAP_FD).
+    pub(crate) fn map(&mut self, to: Reg, map: BorrowedFd<'_>) {
+        // BPF_PSEUDO_MAP_FD is 1, in the place of the source register.
+        self.emit(0x18, (to, Reg::R1), 0, map.as_raw_fd());
+        self.emit(0, (Reg::R0, Reg::R0), 0, 0);
+    }
+
     /// `to = *(size *)(from + offset)`.
     pub(crate) fn load(&mut self, size: Size, to: Reg, from: Reg, offset: i16) {
         self.emit(0x61 | size as u8, (to, from), offset, 0);

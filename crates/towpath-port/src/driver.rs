@@ -72,6 +72,16 @@ pub trait DriverConfig: Sized {
     /// The port's packets are not forwarded.
     fn set_monitor(&mut self) {}
 
+    /// The kernel forwards packets of decided flows, which a map with `entries` entries has ([`offload`](crate::offload)). Returns false
+    /// if the driver does not support it.
+    fn set_flows(&mut self, entries: u32) -> bool {
+        let _ = entries;
+        false
+    }
+
+    /// Ends [`set_flows`](Self::set_flows).
+    fn clear_flows(&mut self) {}
+
     /// What the kernel does with the packets of the port besides: a warning, if the configuration permits it.
     fn kernel_warning(&self) -> Option<String> {
         None
@@ -196,6 +206,16 @@ macro_rules! drivers {
             /// The port's packets are not forwarded: a port whose configuration says nothing else leaves them to the kernel too.
             pub fn set_monitor(&mut self) {
                 match self { $(Self::$variant(config) => config.set_monitor(),)* }
+            }
+
+            /// The kernel forwards packets of decided flows. Returns false if the driver does not support it.
+            pub fn set_flows(&mut self, entries: u32) -> bool {
+                match self { $(Self::$variant(config) => config.set_flows(entries),)* }
+            }
+
+            /// Ends [`set_flows`](Self::set_flows).
+            pub fn clear_flows(&mut self) {
+                match self { $(Self::$variant(config) => config.clear_flows(),)* }
             }
 
             /// What the kernel does with the packets of the port besides, or why the port cannot be opened as it is configured.

@@ -112,6 +112,16 @@ pub enum Error {
         /// Error of the operating system.
         source: io::Error,
     },
+    /// The programs of flow offload cannot be attached.
+    #[error(
+        "{name}: offload is not possible ({source}): it needs root outside of any user namespace, and Linux 6.6; remove [offload]"
+    )]
+    NoOffload {
+        /// Name of the port.
+        name: String,
+        /// Error of the operating system.
+        source: io::Error,
+    },
     /// The kernel or the interface's driver lacks a feature.
     #[error("{name}: {what}")]
     Unsupported {

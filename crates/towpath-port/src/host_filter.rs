@@ -47,6 +47,7 @@ const SKB_VLAN_PRESENT: i16 = 20;
 /// enum bpf_func_id.
 const KTIME_GET_NS: i32 = 5;
 const SKB_LOAD_BYTES: i32 = 26;
+const TAIL_CALL: i32 = 12;
 /// Offsets from the frame pointer: the IP header, and the first four bytes after it.
 const IP: i16 = -64;
 const L4: i16 = -8;
@@ -132,6 +133,29 @@ impl Filter {
         actions: Actions,
         heartbeat: Option<BorrowedFd<'_>>,
     ) -> Vec<u64> {
+        self.compile_with(header, me, actions, heartbeat, None)
+    }
+
+    /// As [`compile`](Self::compile). Packets that the port gets continue with the first program of the array `then`. The list is not
+    /// empty.
+    pub(crate) fn compile_before(
+        &self,
+        header: i32,
+        me: &[IpAddr],
+        actions: Actions,
+        then: BorrowedFd<'_>,
+    ) -> Vec<u64> {
+        self.compile_with(header, me, actions, None, Some(then))
+    }
+
+    fn compile_with(
+        &self,
+        header: i32,
+        me: &[IpAddr],
+        actions: Actions,
+        heartbeat: Option<BorrowedFd<'_>>,
+        then: Option<BorrowedFd<'_>>,
+    ) -> Vec<u64> {
         let asm = &mut Asm::default();
         let (host, both, miss) = (asm.label(), asm.label(), asm.label());
         if let Some(map) = heartbeat {
@@ -150,12 +174,22 @@ impl Filter {
             entry.compile(asm, &me[..me.len().min(ADDRESSES_MAX)], (host, both));
         }
         asm.bind(miss);
-        asm.exit(actions.port);
-        for (label, action) in [(both, actions.both), (host, actions.host)] {
+        let exit = |asm: &mut Asm, action, is_host: bool| {
+            if let Some(then) = then.filter(|_| !is_host) {
+                asm.copy(Reg::R1, Reg::R6);
+                asm.map(Reg::R2, then);
+                asm.set(Reg::R3, 0);
+                // Returns only if the array has no program.
+                asm.call(TAIL_CALL);
+            }
+            asm.exit(action);
+        };
+        exit(asm, actions.port, false);
+        for (label, action, is_host) in [(both, actions.both, false), (host, actions.host, true)] {
             // The verifier refuses code that cannot be reached.
             if asm.is_used(label) {
                 asm.bind(label);
-                asm.exit(action);
+                exit(asm, action, is_host);
             }
         }
         std::mem::take(asm).finish()

@@ -60,6 +60,7 @@ pub mod namespace;
 #[cfg(any(test, feature = "test-util"))]
 pub mod netns;
 pub mod nfqueue;
+pub mod offload;
 mod opener;
 pub mod pcap;
 pub mod pins;

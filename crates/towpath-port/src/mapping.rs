@@ -54,6 +54,18 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(0, 8).cast()) }
     }
 
+    /// `count` words from `offset` on.
+    ///
+    /// # Panics
+    /// Panics if the mapping is shorter, or `offset` is not a multiple of 8.
+    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        assert!(offset.is_multiple_of(8), "words are aligned");
+        let first = self.at(offset, 8 * count).cast::<AtomicU64>();
+        // SAFETY: `at` checks the range; a mapping begins at a page, so the words are aligned, and it lives as long as `self`. Both
+        // sides access them atomically, in whole words or aligned parts of them.
+        unsafe { std::slice::from_raw_parts(first, count) }
+    }
+
     /// The address of the byte at `offset`.
     ///
     /// # Panics

@@ -43,6 +43,15 @@ pub(crate) fn bound_interface(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(u32::try_from(address.sll_ifindex).ok().filter(|index| *index > 0))
 }
 
+/// Binds a netlink socket to groups (netlink(7)).
+pub(crate) fn bind_netlink(fd: BorrowedFd<'_>, groups: u32) -> io::Result<()> {
+    // SAFETY: a zeroed sockaddr_nl is valid.
+    let mut address: libc::sockaddr_nl = unsafe { zeroed() };
+    address.nl_family = libc::AF_NETLINK as u16;
+    address.nl_groups = groups;
+    bind(fd, &address)
+}
+
 fn bind<T>(fd: BorrowedFd<'_>, address: &T) -> io::Result<()> {
     let len = size_of::<T>() as socklen_t;
     // SAFETY: the kernel reads `len` bytes of `address`, which lives until the call returns; all of them are initialised, the
@@ -217,13 +226,19 @@ pub(crate) fn kick(fd: BorrowedFd<'_>, send: bool) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// SO_ATTACH_BPF (asm-generic/socket.h).
+pub(crate) const SO_ATTACH_BPF: c_int = 50;
+
 /// enum bpf_cmd (linux/bpf.h).
 const MAP_CREATE: u32 = 0;
+const MAP_LOOKUP_ELEM: u32 = 1;
 const MAP_UPDATE_ELEM: u32 = 2;
+const MAP_DELETE_ELEM: u32 = 3;
 const PROG_LOAD: u32 = 5;
 const OBJ_PIN: u32 = 6;
 const OBJ_GET: u32 = 7;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
+const MAP_UPDATE_BATCH: u32 = 26;
 const LINK_CREATE: u32 = 28;
 const LINK_UPDATE: u32 = 29;
 const LINK_DETACH: u32 = 34;
@@ -316,6 +331,66 @@ pub(crate) fn bpf_shared_word() -> io::Result<OwnedFd> {
     let attribute = [pair(ARRAY, 4), pair(8, 1), pair(MMAPABLE, 0)];
     // SAFETY: no pointers; MAP_CREATE returns a new descriptor.
     unsafe { bpf_new(MAP_CREATE, &attribute) }
+}
+
+/// Writes entries to the map with one call (Linux 5.6): keys of `key` bytes, values of `value` bytes. Returns the number of entries
+/// that were written, and the error of the next one.
+///
+/// # Panics
+/// Panics if there is another number of values than of keys.
+pub(crate) fn bpf_update_batch(
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    key: usize,
+    values: &[u8],
+    value: usize,
+) -> (usize, io::Result<()>) {
+    let count = keys.len() / key;
+    assert_eq!((keys.len(), values.len()), (count * key, count * value), "each key has a value");
+    // bpf_attr, batch: in_batch; out_batch; keys; values; count, map_fd; elem_flags; flags.
+    let mut attribute = [
+        0,
+        0,
+        keys.as_ptr() as u64,
+        values.as_ptr() as u64,
+        pair(count as u32, map.as_raw_fd() as u32),
+        0,
+        0,
+    ];
+    let len = size_of_val(&attribute);
+    let at = attribute.as_mut_ptr();
+    // SAFETY: the kernel reads `count` keys and values, which live until the call returns, and writes the count to `attribute`. The sizes
+    // are those of the map: the callers' maps are of the object of this crate.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, MAP_UPDATE_BATCH, at, len) };
+    let done = checked(done as c_int).map(drop);
+    let [a, b, c, d, ..] = attribute[4].to_ne_bytes();
+    let written = u32::from_ne_bytes([a, b, c, d]) as usize;
+    (if done.is_ok() { count } else { written.min(count) }, done)
+}
+
+/// Removes the entry of a key.
+pub(crate) fn bpf_delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
+    // bpf_attr: map_fd; key.
+    let attribute = [map.as_raw_fd() as u64, key.as_ptr() as u64];
+    // SAFETY: the kernel reads a key, which lives until the call returns; its size is that of the callers' maps.
+    unsafe { bpf_do(MAP_DELETE_ELEM, &attribute) }.map(drop)
+}
+
+/// Reads the words of an entry of a per-CPU array: one for each possible CPU.
+pub(crate) fn bpf_lookup_words(map: BorrowedFd<'_>, index: u32, words: &mut [u64]) -> io::Result<()> {
+    // bpf_attr: map_fd; key; value; flags.
+    let attribute = [map.as_raw_fd() as u64, &raw const index as u64, words.as_mut_ptr() as u64, 0];
+    // SAFETY: the kernel reads the index and writes a word for each possible CPU; the caller's slice has as many.
+    unsafe { bpf_do(MAP_LOOKUP_ELEM, &attribute) }.map(drop)
+}
+
+/// Sets an entry of an array of programs.
+pub(crate) fn bpf_set_program(map: BorrowedFd<'_>, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
+    let value = program.as_raw_fd();
+    // bpf_attr: map_fd, key, value, flags.
+    let attribute = [map.as_raw_fd() as u64, &raw const index as u64, &raw const value as u64, 0];
+    // SAFETY: the kernel reads four bytes each of `index` and `value`, which live until the call returns.
+    unsafe { bpf_do(MAP_UPDATE_ELEM, &attribute) }.map(drop)
 }
 
 /// Loads a program.

@@ -19,6 +19,7 @@ pub mod leftovers;
 pub mod logging;
 pub mod metrics;
 pub mod mux_bounds;
+pub mod offload;
 pub mod output;
 pub mod packet_log;
 pub mod process;

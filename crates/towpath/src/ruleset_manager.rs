@@ -4,7 +4,7 @@
 //! gate; the supervisor and the control socket's thread take it in turn.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use towpath_engine::Topology;
@@ -21,6 +21,7 @@ pub use self::clock::Clock;
 use self::listings::Listings;
 use self::recheck::Recheck;
 pub use self::recheck::Rechecks;
+use crate::offload::Offload;
 use crate::report;
 use crate::settings::{Settings, short};
 use crate::snapshot::running::RunningStats;
@@ -39,6 +40,8 @@ pub struct RulesetManager {
     version: AtomicU64,
     /// Listings of tables that clients read in pages.
     listings: Listings,
+    /// Flows whose packets the kernel forwards.
+    offload: OnceLock<Arc<Offload>>,
 }
 
 struct Book {
@@ -186,13 +189,34 @@ impl RulesetManager {
         });
         let listings = Listings::default();
         let topology = Topology::none();
-        Self { book, topology, clock: Clock::default(), version: AtomicU64::new(0), listings }
+        let (clock, version) = (Clock::default(), AtomicU64::new(0));
+        Self { book, topology, clock, version, listings, offload: OnceLock::new() }
     }
 
     /// Sets how the packets of each port are forwarded, for [`explain`](Self::explain). Default: by their routes.
     #[must_use]
     pub fn with_topology(self, topology: Topology) -> Self {
         Self { topology, ..self }
+    }
+
+    /// From now on, what the kernel counts is part of the counters of rules and states. Called once.
+    pub fn set_offload(&self, offload: Arc<Offload>) {
+        let own = Arc::clone(&offload);
+        self.book().gate.on_change(move |version| own.set_version(version));
+        let _ = self.offload.set(offload);
+    }
+
+    /// The flows whose packets the kernel forwards.
+    pub fn offload(&self) -> Option<&Arc<Offload>> {
+        self.offload.get()
+    }
+
+    /// As [`book`](Self::book), with the counters that the kernel has at this moment.
+    fn drained_book(&self) -> MutexGuard<'_, Book> {
+        if let Some(offload) = self.offload() {
+            offload.drain();
+        }
+        self.book()
     }
 
     /// Returns a number that increases with each change of rules or tables.
@@ -309,13 +333,13 @@ impl RulesetManager {
 
     /// Returns the rules with their counters, the default rule last.
     pub fn rules(&self) -> Vec<report::Rule> {
-        self.book().gate.show().into_iter().map(report::Rule::from).collect()
+        self.drained_book().gate.show().into_iter().map(report::Rule::from).collect()
     }
 
     /// Returns the version of the rules, and the rules as [`rules`](Self::rules), each with the time since 1970 of its last packet.
     pub fn rules_with_times(&self) -> (u64, Vec<(report::Rule, Option<Time>)>) {
         let (version, rules) = {
-            let book = self.book();
+            let book = self.drained_book();
             // Under the lock: a change increments the version before the lock is released.
             (self.version(), book.gate.show())
         };
@@ -352,7 +376,7 @@ impl RulesetManager {
         wanted: impl Fn(&Listed, u32, &str) -> bool,
     ) -> (Vec<StateLine>, Option<Cursor>) {
         let now = self.clock.now();
-        self.book().states_where((from, max), verbose, wanted, now)
+        self.drained_book().states_where((from, max), verbose, wanted, now)
     }
 
     /// Removes the states that `wanted` accepts, among a bounded number of states from `from` on. Returns the removed states, and
@@ -376,7 +400,7 @@ impl RulesetManager {
     /// Returns the states with the most traffic, at most `max` of them.
     pub fn top(&self, max: usize, by: Top) -> Vec<StateLine> {
         let now = self.clock.now();
-        let book = self.book();
+        let book = self.drained_book();
         let line = |state| StateLine::new(state, &book.gate, false);
         book.gate.states().top(max, by, now).into_iter().map(line).collect()
     }
@@ -530,7 +554,7 @@ impl RulesetManager {
     /// Passes a snapshot of the states to `piece`, in pieces. The snapshot records whether the states were re-checked.
     pub fn snapshot(&self, piece: impl FnMut(&[u8])) {
         let now = self.clock.now();
-        let book = self.book();
+        let book = self.drained_book();
         book.gate.snapshot_of(now, book.unchecked || book.recheck.is_some(), piece);
     }
 

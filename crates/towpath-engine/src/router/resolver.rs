@@ -105,6 +105,22 @@ impl Directory {
         Self { table, version: AtomicU64::new(0), due: AtomicU64::new(u64::MAX), wakers }
     }
 
+    /// The Ethernet address of a neighbor on the link of a port, for packets that take another path than through a
+    /// [`Resolver`]. As for a packet, an unknown neighbor is requested, and one that was not confirmed for long is asked again. Calls
+    /// must come at least every second while there are such packets.
+    pub fn resolve(&self, port: u16, address: IpAddr, now: u64) -> Option<[u8; 6]> {
+        let before = self.due.load(Ordering::Relaxed);
+        let resolved = self.with(|table| table.resolve(Key { port, address }, now));
+        // A request is due earlier than the threads know.
+        if self.due.load(Ordering::Relaxed) < before {
+            self.wakers.iter().for_each(Waker::wake_by_ref);
+        }
+        match resolved {
+            Resolved::At(mac, _) => Some(mac),
+            Resolved::Wait | Resolved::Full => None,
+        }
+    }
+
     fn with<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         // The table is consistent after every step, so a poisoned lock is usable.
         let mut table: MutexGuard<'_, Table> = self.table.lock().unwrap_or_else(PoisonError::into_inner);

@@ -55,6 +55,8 @@ pub struct Gate {
     pub(super) seed: u64,
     /// Earlier generations that a walker may still use.
     pub(super) retired: Vec<RetiredGeneration>,
+    /// Called with the version of each change.
+    pub(super) publishes: Option<Box<dyn Fn(u64) + Send + Sync>>,
 }
 
 metrics! {
@@ -145,6 +147,7 @@ impl Gate {
             walkers: 0,
             seed,
             retired: Vec::new(),
+            publishes: None,
         };
         gate.load(ruleset, ports);
         gate
@@ -158,6 +161,23 @@ impl Gate {
         let states = self.walker.states.worker()?;
         self.walkers += 1;
         Some(Walker::register(Arc::clone(&self.shared), states, Random::new(self.seed, self.walkers)))
+    }
+
+    /// Calls `publishes` with the version of each change of rules, tables, ports, routes and settings from now on, when walkers see the
+    /// change. The call must not block.
+    pub fn on_change(&mut self, publishes: impl Fn(u64) + Send + Sync + 'static) {
+        publishes(self.shared.current.version());
+        self.publishes = Some(Box::new(publishes));
+    }
+
+    /// The gate's own walker, for [`Walker::fixed_walk`].
+    pub fn own_walker(&mut self) -> &mut Walker {
+        &mut self.walker
+    }
+
+    /// Returns true if a rule has `offload`.
+    pub fn offloads(&self) -> bool {
+        self.generation().program.offloads()
     }
 
     /// Evaluates the rules for a packet, like [`Walker::walk`]. `now` must not decrease between calls.
@@ -270,6 +290,9 @@ impl Gate {
         let single = self.shared.slots.is_single();
         let before = (!single).then(|| (self.shared.current.version(), self.generation().clone()));
         let version = self.shared.current.publish(next.clone());
+        if let Some(publishes) = &self.publishes {
+            publishes(version);
+        }
         self.walker.switch_to(version, next);
         match before {
             Some((version, generation)) => self.retired.push(RetiredGeneration::new(version, generation)),

@@ -34,6 +34,8 @@ pub(crate) struct CompiledRule {
     pub(crate) lookup: Option<Lookup>,
     pub(crate) install: Option<Box<StateInstall>>,
     pub(crate) defer: bool,
+    /// The kernel may forward packets of its states.
+    pub(crate) offload: bool,
     pub(crate) action: CompiledAction,
     pub(crate) log: Option<LogLimit>,
     /// Tag to add (false) or remove (true).
@@ -217,6 +219,7 @@ impl Program {
             lookup,
             install: rule.state.as_ref().map(|state| Box::new(installs(state, names))),
             defer: rule.defer,
+            offload: rule.state.as_ref().is_some_and(|state| state.offload),
             action: compile_action(rule, numbers),
             log: rule.log.map(|log| names.logging(id, log)),
             tag: rule.tag.map(|tag| (tag.remove, tag.tag)),

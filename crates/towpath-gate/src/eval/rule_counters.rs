@@ -91,6 +91,14 @@ impl RuleCounters {
         count.last.store(now.as_nanos(), Ordering::Relaxed);
     }
 
+    /// As [`count`](Self::count), for several packets.
+    pub(super) fn count_many(&self, at: usize, packets: u64, bytes: u64, now: Time) {
+        let count = &self.counts[at];
+        count.packets.store(count.packets.load(Ordering::Relaxed) + packets, Ordering::Relaxed);
+        count.bytes.store(count.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        count.last.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
     pub(super) fn of(&self, rule: RuleId) -> Option<RuleCounter> {
         Some(self.counts[self.program.position_of(rule)?].get())
     }

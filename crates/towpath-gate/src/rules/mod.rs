@@ -26,6 +26,7 @@ mod cursor;
 mod diagnostic;
 pub(crate) mod glob;
 mod keywords;
+mod offloads;
 pub mod option;
 mod parse;
 pub mod ports;

@@ -179,6 +179,9 @@ impl Display for StateOption {
         if let Some(word) = self.tracking.word() {
             write!(f, " {word}")?;
         }
+        if self.offload {
+            f.write_str(" offload")?;
+        }
         self.lifetime.map_or(Ok(()), |seconds| write!(f, " lifetime {seconds}"))
     }
 }

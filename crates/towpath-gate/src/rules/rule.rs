@@ -262,6 +262,8 @@ pub struct StateOption {
     pub lifetime: Option<u32>,
     /// `strict` or `loose`: how its states track TCP.
     pub tracking: Tracking,
+    /// `offload`: the kernel may forward packets of its states.
+    pub offload: bool,
 }
 
 /// `limit src-addr 4`, `limit src-addr/24/64 100/second shared web`.

@@ -2,14 +2,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::af_packet::ingress::Attach;
+use crate::af_packet::ingress::{Attach, FILTER};
 use crate::af_packet::{Shared, Socket};
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::host_filter::Filter;
 use crate::interface::Interface;
 use crate::kernel_path::{KernelPath, addresses_of};
 use crate::named::NamedPort;
-use crate::{Error, LinkType, Object, Opener, Port, pins, sys};
+use crate::{Error, LinkType, Object, Opener, Port, offload, pins, sys};
 
 /// Configuration of a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,9 @@ pub struct Config {
     pub queue: u16,
     /// What the kernel's network stack does with the received packets (default [`Kernel::Shares`]).
     pub kernel: Kernel,
+    /// The kernel forwards the packets of decided flows ([`offload`](crate::offload)); the number is that of entries of the map, which
+    /// all ports of a process share (default: it forwards none).
+    pub flows: Option<u32>,
     /// Bytes of the send buffer (default 16 MiB), limited by net.core.wmem_max without CAP_NET_ADMIN.
     pub send_buffer: u32,
 }
@@ -88,6 +91,7 @@ impl Config {
             fanout: None,
             queue: 0,
             kernel: Kernel::Shares,
+            flows: None,
             send_buffer: 16 << 20,
         }
     }
@@ -237,6 +241,20 @@ impl Config {
         })
     }
 
+    /// The interface of the programs, and the filter of its sockets if there is one, with the interface's addresses.
+    fn flow_programs(&self) -> io::Result<Vec<OwnedFd>> {
+        let entries = self.flows.ok_or(io::ErrorKind::InvalidInput)?;
+        let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+        let interface = Interface::find(&control, &self.interface)
+            .map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let me = addresses_of(interface.index)?;
+        let host = match &self.kernel {
+            Kernel::Excluded { host, .. } if !host.is_empty() => Some((host, FILTER, &me[..])),
+            _ => None,
+        };
+        offload::attach(entries, interface.index, host)
+    }
+
     /// Loads and attaches the programs of an exclusive port.
     fn ingress(&self) -> io::Result<Vec<OwnedFd>> {
         let Kernel::Excluded { host, closed, .. } = &self.kernel else {
@@ -266,8 +284,8 @@ impl DriverConfig for Config {
 
     fn capabilities(&self) -> &'static [Capability] {
         match self.kernel {
-            Kernel::Shares | Kernel::Monitored => &Self::CAPABILITIES[..1],
-            Kernel::Excluded { .. } => Self::CAPABILITIES,
+            Kernel::Shares | Kernel::Monitored if self.flows.is_none() => &Self::CAPABILITIES[..1],
+            _ => Self::CAPABILITIES,
         }
     }
 
@@ -276,6 +294,15 @@ impl DriverConfig for Config {
         if matches!(self.kernel, Kernel::Excluded { stated: false, closed: false, .. }) {
             self.kernel = Kernel::Monitored;
         }
+    }
+
+    fn set_flows(&mut self, entries: u32) -> bool {
+        self.flows = Some(entries);
+        true
+    }
+
+    fn clear_flows(&mut self) {
+        self.flows = None;
     }
 
     fn kernel_warning(&self) -> Option<String> {
@@ -340,6 +367,8 @@ impl DriverConfig for Config {
         match object {
             Object::PacketSocket => Ok(vec![self.socket()?]),
             Object::IngressProgram => self.ingress(),
+            Object::FlowMap => offload::load(self.flows.ok_or(io::ErrorKind::InvalidInput)?),
+            Object::FlowProgram => self.flow_programs(),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }

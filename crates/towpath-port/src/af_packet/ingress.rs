@@ -30,8 +30,8 @@ const INGRESS: Actions = Actions { host: NEXT, both: NEXT, port: DROP };
 /// The results of a socket filter: the bytes of the packet that the socket gets.
 const NOTHING: i32 = 0;
 const EVERYTHING: i32 = -1;
-/// SO_ATTACH_BPF (asm-generic/socket.h).
-const SO_ATTACH_BPF: i32 = 50;
+/// The filter of the sockets.
+pub(super) const FILTER: Actions = Actions { host: NOTHING, both: EVERYTHING, port: EVERYTHING };
 
 /// The programs on an interface.
 #[derive(Debug)]
@@ -75,10 +75,9 @@ impl Attach<'_> {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.clsact()?,
             hook => hook?,
         };
-        let actions = Actions { host: NOTHING, both: EVERYTHING, port: EVERYTHING };
         let filter = match self.host.is_empty() {
             true => None,
-            false => Some(sys::bpf_load(PROG_SOCKET_FILTER, &self.compile(actions, None), 0, 0)?),
+            false => Some(sys::bpf_load(PROG_SOCKET_FILTER, &self.compile(FILTER, None), 0, 0)?),
         };
         Ok(std::iter::once(hook).chain(filter).collect())
     }
@@ -142,7 +141,7 @@ impl Ingress {
     pub(super) fn filter(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         use std::os::fd::AsRawFd;
         let Some(filter) = &self.filter else { return Ok(()) };
-        sys::set(socket, libc::SOL_SOCKET, SO_ATTACH_BPF, &[filter.as_raw_fd() as u32])
+        sys::set(socket, libc::SOL_SOCKET, sys::SO_ATTACH_BPF, &[filter.as_raw_fd() as u32])
     }
 }
 

@@ -27,8 +27,8 @@ use crate::kernel_path::addresses_of;
 use crate::stats::Refused;
 use crate::tx_offload::{Medium, Piece, TxOffload};
 use crate::{
-    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, sys,
-    tx_offload,
+    Burst, Caps, Error, Frame, Object, Opener, Port, Received, Segmentation, State, Stats, TxDrop, offload,
+    sys, tx_offload,
 };
 
 pub use config::{Config, Fanout, Kernel};
@@ -80,6 +80,8 @@ type Shared = Arc<Mutex<Sharing>>;
 struct Sharing {
     /// The programs of an exclusive port.
     programs: Option<Programs>,
+    /// The programs of flow offload, with the generation of the port's own programs at the time of the attachment.
+    flows: Option<(offload::Attached, u64)>,
     /// The fanout group of a port with several sockets. The kernel keeps a group with its interface: on another one of the same index,
     /// the sockets need another group, and cannot leave the old one together.
     fanout: Option<Fanout>,
@@ -130,6 +132,7 @@ impl Socket {
                 exclude(&config, opener, shared, (socket.as_fd(), interface.index), 0)?
             }
         };
+        offload_flows(&config, opener, shared, (socket.as_fd(), interface.index), generation)?;
         let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
         config.fanout = sharing.fanout.or(config.fanout);
         match config.bind(socket.as_fd(), interface.index, ETH_P_ALL) {
@@ -264,7 +267,11 @@ impl Port for Socket {
             && host.has_me()
         {
             let place = (self.socket.as_fd(), self.interface.index);
-            self.generation = exclude(&self.config, &self.opener, &self.shared, place, self.generation)?;
+            let before = self.generation;
+            self.generation = exclude(&self.config, &self.opener, &self.shared, place, before)?;
+            if self.generation != before {
+                offload_flows(&self.config, &self.opener, &self.shared, place, self.generation)?;
+            }
         }
         Ok(state)
     }
@@ -327,6 +334,33 @@ fn exclude(
         ingress.filter(socket).map_err(|source| Error::Io { name: name(), source })?;
     }
     Ok(*generation)
+}
+
+/// Attaches the programs of flow offload to the interface `index`, unless another socket has done so, and filters the socket. The filter
+/// depends on the interface's addresses as the programs of the generation do.
+fn offload_flows(
+    config: &Config,
+    opener: &Opener,
+    shared: &Shared,
+    (socket, index): (BorrowedFd<'_>, u32),
+    generation: u64,
+) -> Result<(), Error> {
+    if config.flows.is_none() {
+        return Ok(());
+    }
+    let failed = |source: std::io::Error| match source.raw_os_error() {
+        Some(libc::ENODEV) => Error::NoInterface { interface: config.interface.clone() },
+        _ => Error::NoOffload { name: config.interface.clone(), source },
+    };
+    let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_current = |(attached, of): &(offload::Attached, u64)| *of == generation && attached.is_on(index);
+    if !sharing.flows.as_ref().is_some_and(is_current) {
+        sharing.flows = Some((offload::Attached::open(opener).map_err(failed)?, generation));
+    }
+    match &sharing.flows {
+        Some((attached, _)) => attached.filter(socket).map_err(failed),
+        None => Ok(()),
+    }
 }
 
 /// Sends messages. Skips and counts messages that the kernel refuses.

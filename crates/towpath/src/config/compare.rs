@@ -249,6 +249,7 @@ mod tests {
             &["threads", "cpus", "wait", "spin", "burst", "drain", "log-drops", "hugepages", "user", "group"],
         ),
         ("control", &["socket", "owner", "group", "mode"]),
+        ("offload", &["after", "rules", "entries"]),
         ("metrics", &["listen", "group", "mode"]),
         ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
         ("events", &["output", "include"]),

@@ -70,7 +70,7 @@ pub(super) fn check(top: &Table<'_, '_>, config: &Config) {
             format!("port `{}` has the driver {}, which supports one thread", port.name, port.driver.name());
         top.wrong(&span, message, "write threads = 1");
     }
-    let walkers = threads + config.muxes.len();
+    let walkers = threads + config.muxes.len() + usize::from(config.offload.is_some());
     if walkers > WALKERS {
         let message = format!("{walkers} threads and muxes; at most {WALKERS} together are supported");
         top.wrong(&span, message, "write fewer threads, or run some muxes in another engine");

@@ -210,6 +210,10 @@ pub const KEYS: &[Key] = &[
     new("engine", "user", Text, "`towpath`, if it exists", "user of the engine, if root starts it ([privileges](privileges.md))"),
     new("engine", "group", Text, "that of `user`", "group of the engine"),
 
+    new("offload", "after", Number(1, 1_000_000), "`2`", "packets of a state after which the kernel forwards those of its flow ([offload](offload.md))"),
+    new("offload", "rules", Word(&["marked", "all"]), "`\"marked\"`", "states to offload: of rules with `offload`, or of all rules"),
+    new("offload", "entries", Number(2, 4_194_304), "`65536`", "room for entries; a flow has two, one for each direction"),
+
     new("control", "socket", Text, "required", "Unix socket of [`towpath ctl`](ctl.md)"),
     new("control", "owner", Text, "", "user with full access besides root and the engine's user"),
     new("control", "group", Text, "", "group with read access"),

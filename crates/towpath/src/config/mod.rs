@@ -33,6 +33,7 @@ mod ipfix;
 pub mod keys;
 mod metrics;
 mod mux;
+mod offload;
 mod port;
 mod process;
 mod queue;
@@ -56,6 +57,7 @@ pub use self::events::{EventOutput, Events};
 pub use self::ipfix::Ipfix;
 pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
+pub use self::offload::Offload;
 pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
 pub(crate) use self::reader::meant;
@@ -107,6 +109,8 @@ pub struct Config {
     pub ipfix: Option<Ipfix>,
     /// Events as JSON lines.
     pub events: Option<Events>,
+    /// Flows whose packets the kernel forwards.
+    pub offload: Option<Offload>,
 }
 
 /// Errors of a configuration and its rules.
@@ -230,6 +234,7 @@ impl Config {
         let wiring::Wiring { bridges, monitors, routes } = wiring::take(&top, &ports, &unknown);
         monitors.iter().for_each(|at| ports[*at].1.driver.set_monitor());
         let engine = engine::take(&top);
+        let offload = offload::take(&top, &mut ports);
         let config = Self {
             file: file.into(),
             rules,
@@ -249,6 +254,7 @@ impl Config {
             metrics: metrics::take(&top, directory),
             ipfix: ipfix::take(&top),
             events: events::take(&top, directory),
+            offload,
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -307,6 +313,7 @@ impl Config {
             (self.metrics != other.metrics, "[metrics]"),
             (self.ipfix != other.ipfix, "[ipfix]"),
             (self.events != other.events, "[events]"),
+            (self.offload != other.offload, "[offload]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

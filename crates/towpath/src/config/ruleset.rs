@@ -42,7 +42,8 @@ impl Config {
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
         let parsed = parse_rule_file(file, text);
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
-        let errors = self.look_for_connections(file, &ruleset);
+        let mut errors = self.look_for_connections(file, &ruleset);
+        errors.extend(ruleset.offload_without_table(file).filter(|_| self.offload.is_none()));
         if !errors.is_empty() {
             return Err(errors);
         }

@@ -11,6 +11,8 @@ use std::sync::{Arc, Weak};
 use towpath_engine::{DropReason, Outcome, TraceSink, TracedPacket};
 use towpath_ring::{Decision, Meta, Seq, Verdict};
 
+use crate::offload::Pause;
+
 /// Maximum number of copies that wait for their verdict, and of their bytes.
 const UNDECIDED: usize = 4096;
 const UNDECIDED_BYTES: usize = 8 << 20;
@@ -56,6 +58,8 @@ pub(super) struct TraceSource {
     pub(super) ready: Receiver<TraceRecord>,
     pub(super) dropped: Arc<AtomicU64>,
     _open: Arc<()>,
+    /// Meanwhile all packets take the path through the engine.
+    pub(super) pause: Option<Pause>,
 }
 
 impl TraceBuffer {
@@ -70,7 +74,7 @@ impl TraceBuffer {
             dropped: Arc::clone(&dropped),
             open: Arc::downgrade(&open),
         };
-        (buffer, TraceSource { ready, dropped, _open: open })
+        (buffer, TraceSource { ready, dropped, _open: open, pause: None })
     }
 
     /// Creates the buffer of another engine thread for the same trace.

@@ -35,6 +35,7 @@ use crate::inspector;
 use crate::ipfix::{self, Ipfix};
 use crate::logging::PACKETS;
 use crate::metrics::endpoint::{self, Endpoint};
+use crate::offload::Offloading;
 use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
@@ -162,6 +163,8 @@ pub struct Supervisor {
     ipfix: Option<Ipfix>,
     /// Writes events.
     events: Option<Events>,
+    /// Offloads flows. Its entries end before the ports.
+    _offload: Option<Offloading>,
     _server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,

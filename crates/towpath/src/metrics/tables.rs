@@ -6,6 +6,7 @@ use towpath_engine::{Drops, ReplyStats, flow_verdict};
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
+use towpath_port::offload::PathStats;
 use towpath_ring::{self as ring, ChannelStats, reaper};
 
 use super::thread::ThreadStats;
@@ -14,6 +15,7 @@ use crate::control::ControlStats;
 use crate::events::EventStats;
 use crate::ipfix::IpfixStats;
 use crate::logging::LogStats;
+use crate::offload::OffloadStats;
 use crate::snapshot::running::RunningStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
@@ -43,6 +45,8 @@ pub const TABLES: &[Table] = &[
     table("Rules", &[], towpath_gate::GateCounters::TABLE),
     table("Dynamic states", &[], towpath_gate::state::Counters::TABLE),
     table("Dynamic states", &[], RunningStats::TABLE),
+    table("Flow offload", &[], OffloadStats::TABLE),
+    table("Flow offload", &[], PathStats::TABLE),
     table("Queues", &["queue"], queue::Stats::TABLE),
     table("Queues", &["queue"], flow_verdict::Stats::TABLE),
     table("Queues", &["queue"], ring::Stats::TABLE),

@@ -362,7 +362,7 @@ fn explaining_changes_nothing() {
         ("udp 10.0.0.7:1000 > 10.0.0.2:9", "drop"),
     ];
     for (text, verdict) in rows {
-        let walks = book.explain(&spec(text)).unwrap();
+        let (walks, _) = book.explain(&spec(text)).unwrap();
         assert_eq!(crate::explained::json(&walks, &[])["walks"][0]["verdict"], verdict, "{text}");
     }
     assert_eq!(look(), before);
@@ -394,7 +394,8 @@ fn an_explanation_has_the_second_walk_of_a_bridge_and_of_a_router() {
         let mut topology = Topology::none();
         topology.add(lan, mode(wan));
         let book = RulesetManager::new(gate, ruleset, false).with_topology(topology);
-        let walks = book.explain(&PacketSpec::parse("in lan udp 10.0.0.1:7 > 10.0.0.2:9").unwrap()).unwrap();
+        let (walks, _) =
+            book.explain(&PacketSpec::parse("in lan udp 10.0.0.1:7 > 10.0.0.2:9").unwrap()).unwrap();
         let walked: Vec<_> =
             walks.iter().map(|walk| format!("{:?} {}", walk.dir, walk.port).to_lowercase()).collect();
         assert_eq!(walked, expected);

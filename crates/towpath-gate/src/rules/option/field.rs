@@ -255,6 +255,21 @@ field_tests! {
         compare |labels, s| s.packet.flow_label().is_some_and(|label| labels.contains(&label));
 }
 
+impl FieldTest {
+    /// Returns true if the result is the same for all packets of a flow that [offload](crate::FixedWalk) forwards: no fragments, no
+    /// options and extension headers of IP, TCP segments with ACK and without SYN, FIN and RST.
+    pub(crate) fn is_fixed_by_flow(&self) -> bool {
+        // FIN, SYN, RST, ACK.
+        const KNOWN: u8 = 0x17;
+        match self {
+            Self::MacType(_) | Self::IpVersion(_) | Self::IpOptions(_) | Self::Ext6Hdr(_) => true,
+            Self::Frag(flags) => *flags == Flags::default() || *flags == OFFSET,
+            Self::TcpFlags(flags) => (flags.set | flags.clear) & !KNOWN == 0,
+            _ => false,
+        }
+    }
+}
+
 impl Subject<'_> {
     /// The type of service byte, with the code point of an earlier `setdscp`.
     fn tos(&self) -> u8 {
@@ -265,10 +280,12 @@ impl Subject<'_> {
     }
 }
 
+/// `frag offset`.
+const OFFSET: Flags = Flags { set: 0x01, clear: 0 };
+
 /// `frag`: without flags, or with `offset` alone, the packet has a fragment offset. All other flags are those of the IPv4
 /// fragment word; an IPv6 packet never matches them, set or clear (ipfw: only the bare `frag` covers both families).
 fn is_fragment(packet: &Packet<'_>, flags: Flags) -> bool {
-    const OFFSET: Flags = Flags { set: 0x01, clear: 0 };
     let offset = packet.fragment_offset != 0;
     if flags == Flags::default() || flags == OFFSET {
         return offset;

@@ -150,6 +150,7 @@ pub(crate) const STATE_OPTIONS: &[&str] = &[
     "defer-immediate-action",
     "lifetime",
     "strict",
+    "offload",
     "loose",
 ];
 

@@ -209,6 +209,7 @@ fn port_term(cursor: &mut Cursor<'_, '_>, test: fn(Ranges) -> Test) -> Parse<Opt
 fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     let mut lifetime = None;
     let mut tracking = None;
+    let mut offload = None;
     while let Some(word) = cursor.peek().filter(|_| !cursor.full()) {
         let at = cursor.here();
         let result = match word {
@@ -237,6 +238,13 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
                     Err(fault) => Err(fault),
                 }
             }
+            "offload" => {
+                cursor.take();
+                match offload.replace(at) {
+                    Some(_) => Err(Fault::new(at, "duplicate \"offload\"")),
+                    None => Ok(()),
+                }
+            }
             "strict" | "loose" => {
                 cursor.take();
                 let kind = if word == "strict" { Tracking::Strict } else { Tracking::Loose };
@@ -261,10 +269,12 @@ fn options(cursor: &mut Cursor<'_, '_>, whole: &mut WholeBody) -> Parse<()> {
     match (&mut whole.state, lifetime, tracking) {
         (None, Some((_, at)), _) => needs_state("lifetime", at),
         (None, _, Some((_, word, at))) => needs_state(word, at),
+        (None, ..) if let Some(at) = offload => needs_state("offload", at),
         (None, ..) if whole.defer => needs_state("defer-action", cursor.here()),
         (None, ..) => Ok(()),
         (Some(state), lifetime, tracking) => {
             state.lifetime = lifetime.map(|(seconds, _)| seconds);
+            state.offload = offload.is_some();
             state.tracking = tracking.map_or(Tracking::Ipfw, |(kind, ..)| kind);
             Ok(())
         }

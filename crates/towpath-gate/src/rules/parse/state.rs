@@ -18,7 +18,7 @@ pub(crate) fn state(cursor: &mut Cursor<'_, '_>) -> Parse<StateOption> {
     };
     let limit = if limited { Some(limit(cursor, &word.text)?) } else { None };
     let name = state_name(cursor, false)?;
-    Ok(StateOption { probe, limit, name, lifetime: None, tracking: Tracking::Ipfw })
+    Ok(StateOption { probe, limit, name, lifetime: None, tracking: Tracking::Ipfw, offload: false })
 }
 
 fn limit(cursor: &mut Cursor<'_, '_>, word: &str) -> Parse<Limit> {

@@ -10,7 +10,7 @@ use crate::state::events::EventKind;
 use crate::state::sctp::Phase;
 use crate::state::table::entry::{
     ASSURED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, SCTP, SEEN_REPLY, STRICT, WIDE_COUNTS,
-    is_count_high, one_packet, unpack_count,
+    count_of, is_count_high, one_packet, unpack_count,
 };
 use crate::state::table::family::Family;
 use crate::state::table::index::Probe;
@@ -58,6 +58,56 @@ impl States {
             self.refresh(entry, header, slot, direction, packet);
         }
         fit != Fit::Invalid
+    }
+
+    /// Counts packets that no worker saw and refreshes the state of their flow; `segment` is the last of them. Returns true if the flow
+    /// has a live state. A state with strict tracking is not for such packets.
+    pub(crate) fn count_unseen(
+        &mut self,
+        flow: &Flow,
+        lookup: Lookup,
+        counts: [u64; 2],
+        segment: &Segment,
+        now: Time,
+    ) -> bool {
+        self.begin(now);
+        let flow = &*self.key_flow(flow);
+        let time = BurstTime::new(now, &self.settings);
+        let packet = PacketInfo { proto: flow.proto, bytes: 0, segment, at: time };
+        with_key!(flow, |key, side| self.count_unseen_key(&key, side, lookup, counts, packet))
+    }
+
+    fn count_unseen_key<const N: usize>(
+        &self,
+        key: &Key<N>,
+        side: Side,
+        lookup: Lookup,
+        [mut packets, mut bytes]: [u64; 2],
+        packet: PacketInfo<'_>,
+    ) -> bool
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        let probe = Key::<N>::local(self).index.probe(key);
+        let Some((slot, entry)) = self.find_live(probe, key, lookup, packet.at.now) else { return false };
+        let header = entry.header();
+        let direction = side.direction(header.forward());
+        while packets > 0 || bytes > 0 {
+            // Small enough that a count does not pass from below the high mark to overflow.
+            let (some_packets, some_bytes) = (packets.min(1 << 20), bytes.min(1 << 29));
+            (packets, bytes) = (packets - some_packets, bytes - some_bytes);
+            self.add_count(entry, slot, direction, count_of(some_packets, some_bytes));
+        }
+        if !header.has(STRICT) {
+            self.refresh(entry, header, slot, direction, packet);
+        }
+        true
+    }
+
+    /// The flow's live state as listings show it. Changes nothing.
+    pub fn listed(&mut self, flow: &Flow, lookup: Lookup, now: Time) -> Option<Listed> {
+        self.begin(now);
+        self.peek_packet(flow, lookup, &Segment::default(), now).map(|(listed, ..)| listed)
     }
 
     /// The flow's live state as listings show it, the direction of the packet in it, and whether the packet fits it. Changes
@@ -304,10 +354,18 @@ impl States {
     ) where
         Key<N>: AddressFamily<N>,
     {
+        self.add_count(entry, slot, direction, one_packet(bytes));
+    }
+
+    #[inline(always)]
+    fn add_count<const N: usize>(&self, entry: Entry<'_, N>, slot: u32, direction: Direction, count: u64)
+    where
+        Key<N>: AddressFamily<N>,
+    {
         let slot_counters = &Key::<N>::local(self).slot_counters;
-        let high = match slot_counters.add(slot, direction as usize, one_packet(bytes)) {
+        let high = match slot_counters.add(slot, direction as usize, count) {
             Some(count) => is_count_high(count),
-            None => entry.count(direction, bytes),
+            None => entry.add_count(direction, count),
         };
         if high {
             self.widen_counts(entry, slot);

@@ -305,10 +305,15 @@ impl<'a, const N: usize> Entry<'a, N> {
     #[inline]
     #[must_use]
     pub(crate) fn count(self, direction: Direction, bytes: u32) -> bool {
+        self.add_count(direction, one_packet(bytes))
+    }
+
+    /// Adds a count. Returns true if the counts must be moved soon.
+    #[inline]
+    #[must_use]
+    pub(crate) fn add_count(self, direction: Direction, count: u64) -> bool {
         // Relaxed: a count publishes nothing.
-        is_count_high(
-            self.0.word(Self::COUNTS + direction as usize).fetch_add(one_packet(bytes), Ordering::Relaxed),
-        )
+        is_count_high(self.0.word(Self::COUNTS + direction as usize).fetch_add(count, Ordering::Relaxed))
     }
 
     /// Packets and bytes of a direction that this word counts.
@@ -581,6 +586,11 @@ fn config(parent: u32, origin: Origin, scales: u64, lifetime: Option<u32>, every
 #[inline]
 pub(crate) fn one_packet(bytes: u32) -> u64 {
     1 << BYTE_BITS | u64::from(bytes)
+}
+
+/// The count of several packets.
+pub(crate) fn count_of(packets: u64, bytes: u64) -> u64 {
+    packets << BYTE_BITS | bytes
 }
 
 /// Returns true if the counts must be moved soon.

@@ -25,8 +25,8 @@ impl Query for Explain {
     fn handle(self, context: &Context<'_>) -> Handled {
         let invalid = |message: String| Refusal::new(Code::Invalid, message);
         let spec = PacketSpec::parse(&self.packet.join(" ")).map_err(|error| invalid(error.to_string()))?;
-        let walks = context.ruleset()?.explain(&spec).map_err(invalid)?;
-        Ok(Reply::Answer(Self::ANSWER, explained::json(&walks, &[])))
+        let (walks, note) = context.ruleset()?.explain(&spec).map_err(invalid)?;
+        Ok(Reply::Answer(Self::ANSWER, explained::json(&walks, note.as_slice())))
     }
 
     fn text(&self, answer: &Value) -> String {

@@ -109,6 +109,10 @@ pub(crate) fn collect<R: 'static>(
                 samples.add(&[], &ruleset.state_counters());
                 samples.add(&[], &ruleset.gate_counters());
                 samples.add(&[], &ruleset.snapshot_stats());
+                if let Some(Ok(shown)) = ruleset.offload().map(|offload| offload.show()) {
+                    samples.add(&[], &shown.stats);
+                    samples.add(&[], &shown.path);
+                }
                 for rule in ruleset.rules().into_iter().take(RULES) {
                     let stats = RuleStats { packets: rule.packets, bytes: rule.bytes };
                     let (number, set) = (rule.number.to_string(), rule.set.to_string());

@@ -19,6 +19,7 @@ mod paging;
 mod set;
 mod show_frames;
 pub mod show_mux;
+mod show_offload;
 pub mod show_ports;
 mod show_queues;
 pub mod show_rings;
@@ -44,6 +45,7 @@ pub static COMMANDS: &[Command] = &[
     Command::query::<show_queues::ShowQueues>(),
     Command::query::<show_ports::ShowPorts>(),
     Command::query::<show_stats::ShowStats>(),
+    Command::query::<show_offload::ShowOffload>(),
     Command::query::<show_rings::ShowRings>(),
     Command::query::<show_mux::ShowMux>(),
     Command::query::<show_send::ShowSend>(),

@@ -132,7 +132,8 @@ fn begin_trace(
     count: Option<u64>,
     refusal: Refusal,
 ) -> Handled {
-    let (buffer, source) = TraceBuffer::new();
+    let (buffer, mut source) = TraceBuffer::new();
+    source.pause = context.ruleset.and_then(|ruleset| ruleset.offload()).map(|offload| offload.pause());
     let query = || {
         let (begin, buffer) = (begin.clone(), buffer.for_another_thread());
         move |target: &mut Target<'_>| begin(target, buffer)

@@ -16,6 +16,8 @@ pub(super) fn request(port: &str, object: &Object) -> io::Result<Message> {
         Object::TunQueue { multi_queue, interface } => (4, *multi_queue, interface.as_str()),
         Object::RawSockets => (5, false, ""),
         Object::IngressProgram => (6, false, ""),
+        Object::FlowMap => (7, false, ""),
+        Object::FlowProgram => (8, false, ""),
     };
     let text = [port.as_bytes(), &[0], interface.as_bytes()].concat();
     if text.len() > TEXT {
@@ -37,6 +39,8 @@ pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
         4 => Object::TunQueue { multi_queue: variant, interface: interface.to_owned() },
         5 => Object::RawSockets,
         6 => Object::IngressProgram,
+        7 => Object::FlowMap,
+        8 => Object::FlowProgram,
         _ => return None,
     };
     Some((port, object))
@@ -57,11 +61,13 @@ mod tests {
             Object::TunQueue { multi_queue: true, interface: "tun7".into() },
             Object::RawSockets,
             Object::IngressProgram,
+            Object::FlowMap,
+            Object::FlowProgram,
         ];
         for object in objects {
             assert_eq!(of(&request("wan", &object).unwrap()), Some(("wan", object)));
         }
-        let unknown = Message { numbers: [7, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
+        let unknown = Message { numbers: [9, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
         assert_eq!(of(&unknown), None);
         assert!(request(&"x".repeat(TEXT), &Object::XdpSocket).is_err());
     }

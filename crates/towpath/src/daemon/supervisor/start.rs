@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
+use towpath_port::offload::FlowMap;
 use towpath_port::{Opener, Port, driver, scheduling};
 use towpath_wire::LinkType;
 
@@ -42,6 +43,7 @@ use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::ipfix;
 use crate::leftovers;
 use crate::metrics::endpoint;
+use crate::offload::{self, Offload, Offloading};
 use crate::packet_log::LogSender;
 use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
@@ -87,17 +89,23 @@ impl Supervisor {
         let locks = config.ports.iter().any(|port| matches!(port.driver, driver::Config::AfXdp(_)));
         let limited = locks && !raise_memlock();
         let mut ports: Vec<_> = std::iter::repeat_with(Vec::new).take(threads).collect();
+        let opener_of = |port: &config::Port| match &launcher {
+            Some(launcher) => {
+                let (launcher, name) = (Arc::clone(launcher), port.name.clone());
+                Opener::new(move |object| launcher.open(&name, object))
+            }
+            None => port.driver.local_opener(),
+        };
+        let flow_map = open_flow_map(&config, opener_of);
         for port in &config.ports {
-            let opener = match &launcher {
-                Some(launcher) => {
-                    let (launcher, name) = (Arc::clone(launcher), port.name.clone());
-                    Opener::new(move |object| launcher.open(&name, object))
-                }
-                None => port.driver.local_opener(),
-            };
+            let opener = opener_of(port);
+            let mut driver = port.driver.clone();
+            if flow_map.is_none() {
+                driver.clear_flows();
+            }
             let opened = match port.optional {
-                true => port.driver.open_optional(&port.name, threads, &opener)?,
-                false => port.driver.open_with(&port.name, threads, &opener)?,
+                true => driver.open_optional(&port.name, threads, &opener)?,
+                false => driver.open_with(&port.name, threads, &opener)?,
             };
             let word = port.driver.name();
             ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
@@ -160,6 +168,16 @@ impl Supervisor {
             return Err(Failure::System("threads and muxes", error));
         }
         let mux_walkers = walkers.split_off(threads);
+        let offload_parts = match &flow_map {
+            Some(_) => {
+                let error =
+                    || io::Error::other("too many threads and muxes; at most 63 together with offload");
+                let walker = gate.walker().ok_or_else(error);
+                let walker = walker.map_err(|error| Failure::System("offload", error))?;
+                Some((walker, gate.states().journal()))
+            }
+            None => None,
+        };
         let ruleset =
             RulesetManager::new(gate, ruleset, config.default_allow).with_topology(topology.clone());
         let ruleset = Arc::new(ruleset);
@@ -221,6 +239,29 @@ impl Supervisor {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
         });
+        let offload = match flow_map.zip(offload_parts) {
+            Some((map, (walker, journal))) => {
+                let interfaces = config.ports.iter().map(|port| {
+                    let offloads = port.driver.clone().set_flows(map.capacity());
+                    port.driver.interface().filter(|_| offloads).map(str::to_owned)
+                });
+                let parts = offload::Parts {
+                    walker,
+                    journal,
+                    topology: topology.clone(),
+                    interfaces: interfaces.collect(),
+                    directory: directory.clone(),
+                    start,
+                };
+                let settings = config.offload.unwrap_or_default();
+                let started = Offload::new(map, &settings, parts).and_then(|offload| {
+                    ruleset.set_offload(Arc::clone(&offload));
+                    Offloading::start(&offload)
+                });
+                Some(started.map_err(|error| Failure::System("offload", error))?)
+            }
+            None => None,
+        };
         let mut workers = Vec::new();
         for (number, (((ports, walker), bell), inbox)) in
             ports.into_iter().zip(walkers).zip(bells).zip(inboxes).enumerate()
@@ -296,6 +337,7 @@ impl Supervisor {
             running: None,
             ipfix,
             events,
+            _offload: offload,
             _server: server,
             counters,
             _endpoint: endpoint,
@@ -392,6 +434,20 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+}
+
+/// Opens the flow map of a configuration with offload. Without it, the engine works as without offload, and the log says why.
+fn open_flow_map(config: &Config, opener_of: impl Fn(&config::Port) -> Opener) -> Option<FlowMap> {
+    let offload = config.offload?;
+    let mut ports = config.ports.iter();
+    let port = ports.find(|port| port.driver.clone().set_flows(offload.entries))?;
+    match FlowMap::open(&opener_of(port), offload.entries) {
+        Ok(map) => Some(map),
+        Err(reason) => {
+            log::warn!("offload is not available, all packets take the path through the engine: {reason}");
+            None
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod inspectors;
 mod losses;
 pub(crate) mod machines;
 mod nfqueue;
+mod offload;
 mod restarts;
 mod router;
 mod services;

@@ -1,0 +1,124 @@
+//! Loading and attaching the programs, by the process that has the privileges.
+//!
+//! The programs of all ports share the maps, so a process loads them once.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use aya::maps::Map;
+use aya::programs::{ProgramFd, SchedClassifier, SocketFilter};
+use aya::{Ebpf, EbpfLoader};
+
+use crate::host_filter::{Actions, Filter};
+use crate::sys;
+
+/// BPF_PROG_TYPE_SOCKET_FILTER, BPF_TCX_INGRESS, BPF_F_BEFORE (linux/bpf.h).
+const PROG_SOCKET_FILTER: u32 = 1;
+const TCX_INGRESS: u32 = 46;
+const BEFORE: u32 = 1 << 3;
+
+/// The object, compiled from `bpf/offload.bpf.c`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload.bpf.o");
+
+/// What a process has loaded.
+struct Loaded {
+    entries: u32,
+    redirect: OwnedFd,
+    filter: OwnedFd,
+    /// `flows`, `slots`, `epoch`, `stats`, `filters`.
+    maps: [OwnedFd; 5],
+}
+
+/// By the number of entries: an engine has one, the tests of a process may have several.
+static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+
+/// The maps of the process, which are loaded if they are not yet.
+pub(crate) fn load(entries: u32) -> io::Result<Vec<OwnedFd>> {
+    with(entries, |loaded| loaded.maps.iter().map(OwnedFd::try_clone).collect())
+}
+
+/// Attaches the program for flows at the ingress hook of the interface `index`, before other programs, and returns its link and the
+/// filter for the sockets. The sockets do not receive what `host` keeps from them; `header` and `me` as for
+/// [`Filter::compile`].
+pub(crate) fn attach(
+    entries: u32,
+    index: u32,
+    host: Option<(&Filter, Actions, &[std::net::IpAddr])>,
+) -> io::Result<Vec<OwnedFd>> {
+    with(entries, |loaded| {
+        let filter = match host {
+            Some((host, actions, me)) => {
+                let code = host.compile_before(14, me, actions, loaded.maps[4].as_fd());
+                sys::bpf_load(PROG_SOCKET_FILTER, &code, 0, 0)?
+            }
+            None => loaded.filter.try_clone()?,
+        };
+        let link = sys::bpf_link(loaded.redirect.as_fd(), index, TCX_INGRESS, BEFORE)?;
+        Ok(vec![link, filter])
+    })
+}
+
+fn with<T>(entries: u32, use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
+    let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(loaded) = all.iter().find(|loaded| loaded.entries == entries) {
+        return use_it(loaded);
+    }
+    let loaded = Loaded::new(entries)?;
+    let used = use_it(&loaded);
+    all.push(loaded);
+    used
+}
+
+impl Loaded {
+    fn new(entries: u32) -> io::Result<Self> {
+        let mut object = EbpfLoader::new()
+            .set_max_entries("flows", entries)
+            .set_max_entries("slots", entries)
+            .load(OBJECT)
+            .map_err(error_of)?;
+        let filter: &mut SocketFilter = program(&mut object, "flow_filter")?;
+        filter.load().map_err(error_of)?;
+        let filter = descriptor(filter.fd().map_err(error_of)?)?;
+        let redirect: &mut SchedClassifier = program(&mut object, "flow_redirect")?;
+        redirect.load().map_err(error_of)?;
+        let redirect = descriptor(redirect.fd().map_err(error_of)?)?;
+        let mut map = |name: &str| {
+            let missing = || io::Error::other(format!("the object has no map `{name}`"));
+            match object.take_map(name).ok_or_else(missing)? {
+                Map::HashMap(map) | Map::Array(map) | Map::PerCpuArray(map) | Map::ProgramArray(map) => {
+                    map.fd().as_fd().try_clone_to_owned()
+                }
+                _ => Err(missing()),
+            }
+        };
+        let maps = [map("flows")?, map("slots")?, map("epoch")?, map("stats")?, map("filters")?];
+        sys::bpf_set_program(maps[4].as_fd(), 0, filter.as_fd())?;
+        Ok(Self { entries, redirect, filter, maps })
+    }
+}
+
+fn program<'o, P>(object: &'o mut Ebpf, name: &str) -> io::Result<&'o mut P>
+where
+    &'o mut P: TryFrom<&'o mut aya::programs::Program, Error = aya::programs::ProgramError>,
+{
+    let missing = || io::Error::other(format!("the object has no program `{name}`"));
+    object.program_mut(name).ok_or_else(missing)?.try_into().map_err(error_of)
+}
+
+fn descriptor(fd: &ProgramFd) -> io::Result<OwnedFd> {
+    let fd: BorrowedFd<'_> = fd.as_fd();
+    fd.try_clone_to_owned()
+}
+
+/// The system's error behind an error of the loader.
+fn error_of(error: impl std::error::Error + 'static) -> io::Error {
+    let mut source: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(at) = source {
+        if let Some(number) = at.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            return io::Error::from_raw_os_error(number);
+        }
+        source = at.source();
+    }
+    io::Error::other(error.to_string())
+}

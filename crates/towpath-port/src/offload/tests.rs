@@ -1,0 +1,195 @@
+//! The programs on veth pairs, in network namespaces.
+
+use std::time::Duration;
+
+use super::*;
+use crate::netns::{Host, ip, until, veth, within};
+use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
+
+const ENTRIES: u32 = 64;
+
+fn key(ifindex: u32, port: u16) -> FlowKey {
+    FlowKey {
+        src: [10, 0, 0, 1].into(),
+        dst: [10, 0, 0, 2].into(),
+        ifindex,
+        src_port: port,
+        dst_port: port,
+        vlan: None,
+        proto: 17,
+    }
+}
+
+#[test]
+fn keys_have_the_layout_of_the_program() {
+    let bytes = FlowKey { vlan: Some(5), ..key(0x0102_0304, 0x1122) }.to_bytes();
+    assert_eq!((bytes[..4].to_vec(), bytes[16..20].to_vec()), (vec![10, 0, 0, 1], vec![10, 0, 0, 2]));
+    assert_eq!(bytes[32..36], 0x0102_0304_u32.to_ne_bytes());
+    assert_eq!(
+        (bytes[36..38].to_vec(), bytes[40..42].to_vec()),
+        (vec![0x11, 0x22], 0x8005_u16.to_ne_bytes().to_vec())
+    );
+    assert_eq!(bytes[42..], [17, 4]);
+    let six =
+        FlowKey { src: "2001:db8::1".parse().unwrap(), dst: "2001:db8::2".parse().unwrap(), ..key(1, 1) };
+    assert_eq!((six.to_bytes()[..2].to_vec(), six.to_bytes()[31], six.to_bytes()[43]), (vec![0x20, 1], 2, 6));
+}
+
+#[test]
+fn the_last_cpu_gives_the_number_of_values() {
+    assert!(possible_cpus().unwrap() >= 1);
+}
+
+/// An engine's side of two ports, `wan` and `lan`, with machines behind them.
+struct World {
+    map: FlowMap,
+    wan: af_packet::Socket,
+    links: [Link; 2],
+    left: Host,
+    right: Host,
+}
+
+fn world() -> World {
+    let (left, right) = (Host::new(), Host::new());
+    veth("wan", "l0");
+    veth("lan", "r0");
+    ip("link set r0 address 02:00:00:00:00:02");
+    left.take("l0", "10.0.0.1/24");
+    right.take("r0", "10.0.0.2/24");
+    let config = |name: &str| af_packet::Config { flows: Some(ENTRIES), ..af_packet::Config::new(name) };
+    let opener = Opener::local(&config("wan"));
+    let map = FlowMap::open(&opener, ENTRIES).unwrap();
+    map.set_epoch(|_| 7);
+    let wan = af_packet::Socket::open(config("wan")).unwrap();
+    let links = Links::new().unwrap();
+    let links = ["wan", "lan"].map(|name| {
+        until(|| links.get(name).is_some());
+        links.get(name).unwrap()
+    });
+    // Without an engine nothing answers to ARP.
+    left.run(|| ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev l0"));
+    World { map, wan, links, left, right }
+}
+
+/// Frames to a port that the socket received.
+fn received(port: &mut dyn Port, to: u16) -> usize {
+    let mut burst = Burst::new(64);
+    let mut count = 0;
+    while port.receive(&mut burst).unwrap() == Received::Frames {
+        let is = |frame: &crate::Frame<'_>| frame.bytes.get(36..38) == Some(&to.to_be_bytes()[..]);
+        count += burst.iter().filter(is).count();
+    }
+    count
+}
+
+/// A frame of an entry is redirected and counted; other frames are received. Another epoch, and the end of the entry, undo that.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn frames_of_an_entry_are_redirected_and_not_received() {
+    within(|| {
+        let World { map, mut wan, links: [from, to], left, right } = world();
+        let [server, other] =
+            [7, 8].map(|port| right.run(move || std::net::UdpSocket::bind(("10.0.0.2", port)).unwrap()));
+        for socket in [&server, &other] {
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        }
+        let send = |port: u16| {
+            left.run(move || {
+                std::net::UdpSocket::bind(("10.0.0.1", port))
+                    .unwrap()
+                    .send_to(b"12345678", ("10.0.0.2", port))
+                    .unwrap();
+            });
+        };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        map.write(3, redirect, 7);
+        let (written, result) = map.insert(&[(key(from.ifindex, 7), 3)]);
+        assert!(result.is_ok() && written == 1);
+        for _ in 0..5 {
+            send(7);
+            server.recv(&mut [0; 16]).unwrap();
+        }
+        send(8);
+        until(|| received(&mut wan, 8) == 1);
+        assert_eq!(received(&mut wan, 7), 0);
+        let counts = map.counts(3);
+        assert_eq!((counts.packets, counts.bytes, counts.in_use), (5, 5 * 36, true));
+        let stats = map.stats().unwrap();
+        assert_eq!((stats.forwarded_packets, stats.forwarded_bytes, stats.stale), (5, 180, 0));
+        assert!(stats.no_entry >= 1, "{stats:?}");
+        // Another epoch.
+        map.set_epoch(|_| 8);
+        send(7);
+        until(|| received(&mut wan, 7) == 1);
+        assert!(map.renew(3, redirect, 8) && !map.renew(3, Redirect { mtu: 1, ..redirect }, 8));
+        send(7);
+        server.recv(&mut [0; 16]).unwrap();
+        // Above the MTU of the egress.
+        map.write(4, Redirect { mtu: 30, ..redirect }, 8);
+        map.insert(&[(key(from.ifindex, 8), 4)]).1.unwrap();
+        send(8);
+        until(|| received(&mut wan, 8) == 1);
+        assert_eq!(map.stats().unwrap().mtu, 1);
+        // Ended, and removed.
+        map.end(3);
+        assert!(!map.counts(3).in_use);
+        send(7);
+        until(|| received(&mut wan, 7) == 1);
+        map.remove(&key(from.ifindex, 7)).unwrap();
+        map.remove(&key(from.ifindex, 7)).unwrap();
+        // The port ends: the kernel's network stack alone has the frames.
+        drop(wan);
+        map.renew(4, redirect, 8);
+        send(8);
+        other.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert!(other.recv(&mut [0; 16]).is_err());
+    });
+}
+
+/// The map has as many entries as it was opened with.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn a_full_map_refuses_entries() {
+    within(|| {
+        let World { map, links: [from, to], .. } = world();
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        let entries: Vec<_> =
+            (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
+        (0..ENTRIES).for_each(|slot| map.write(slot, redirect, 7));
+        let (written, result) = map.insert(&entries);
+        assert!(written >= ENTRIES as usize / 2 && written < entries.len() && result.is_err(), "{written}");
+        for (key, _) in &entries {
+            map.remove(key).unwrap();
+        }
+    });
+}
+
+/// The addresses of `host` stay with the kernel, also with offload.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn the_host_filter_comes_first() {
+    within(|| {
+        let (left, _right) = (Host::new(), Host::new());
+        veth("wan", "l0");
+        left.take("l0", "10.0.0.1/24");
+        ip("addr add 10.0.0.254/24 dev wan");
+        let host = crate::host_filter::Filter::parse(["arp", "udp from any to me 7"]).unwrap();
+        let kernel = af_packet::Kernel::Excluded { host, closed: false, stated: true };
+        let config = af_packet::Config { flows: Some(ENTRIES), kernel, ..af_packet::Config::new("wan") };
+        let map = FlowMap::open(&Opener::local(&config), ENTRIES).unwrap();
+        let mut ports = config.open("wan", 1, &Opener::local(&config)).unwrap();
+        let own = std::net::UdpSocket::bind("10.0.0.254:7").unwrap();
+        own.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        left.run(|| {
+            let socket = std::net::UdpSocket::bind("10.0.0.1:5000").unwrap();
+            for port in [7, 8] {
+                socket.send_to(b"12345678", ("10.0.0.254", port)).unwrap();
+            }
+        });
+        own.recv(&mut [0; 16]).unwrap();
+        until(|| received(&mut *ports[0], 8) == 1);
+        assert_eq!(received(&mut *ports[0], 7), 0);
+        // The program for flows has seen the packet that the port gets.
+        assert!(map.stats().unwrap().no_entry >= 1);
+    });
+}

@@ -1,0 +1,45 @@
+//! `[offload]`: flows whose packets the kernel forwards.
+
+use towpath_port::driver;
+
+use super::Port;
+use super::reader::Table;
+
+/// Which flows are offloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Packets of a state after which its flow is offloaded.
+    pub after: u64,
+    /// The states of all rules; otherwise those of rules with `offload`.
+    pub all: bool,
+    /// Entries of the map.
+    pub entries: u32,
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self { after: 2, all: false, entries: 65_536 }
+    }
+}
+
+pub(super) fn take<S>(top: &Table<'_, '_>, ports: &mut [(S, Port)]) -> Option<Offload> {
+    let table = top.table("offload")?;
+    let default = Offload::default();
+    let entries = table.number("entries").map_or(default.entries, |entries| entries as u32);
+    let offload = Offload {
+        after: table.number("after").unwrap_or(default.after),
+        all: table.word("rules") == Some("all"),
+        entries,
+    };
+    let mut any = false;
+    for (_, port) in ports {
+        any |= port.driver.set_flows(entries);
+    }
+    if !any {
+        let names = driver::names().map(|(name, _)| name).filter(|name| *name == "af_packet");
+        let hint = format!("use {} ports, or remove the table", names.collect::<Vec<_>>().join(", "));
+        top.wrong(&table.span, "no port of this configuration can offload flows".to_owned(), hint);
+    }
+    table.finish();
+    Some(offload)
+}

@@ -1,0 +1,248 @@
+//! Flow offload: a thread that lets the kernel forward the packets of flows that the rules have decided.
+//!
+//! What: the thread learns of states from the change journal of the state table. When a state has as many packets as
+//! `after`, and the path of its packets is fixed ([`flow_path`]), the thread writes an entry for each direction into
+//! the [`FlowMap`]. Every [`TICK`] it adds what the kernel counted to the states and rules, and so refreshes the states. An entry ends
+//! with its state. Worker threads take no part in this, and never wait for it.
+//!
+//! Changes: an entry is valid in one epoch, which has the version of rules, tables, ports, routes and settings in its upper bits. The gate
+//! stores the new version when it publishes a change ([`Gate::on_change`](towpath_gate::Gate::on_change)); a change of an interface
+//! and a pause change the lower bits. From that moment, every packet takes the path through the engine. The thread then examines each
+//! entry again and renews those whose path is the same.
+//!
+//! Races: the thread examines a flow with the rules of a version, and writes the entry with this version. If the rules change between, the
+//! entry is of another epoch from the beginning. A state that ends is reported by the journal; until the thread reads it (a few
+//! milliseconds), the kernel forwards packets of the flow, as if they had arrived before. A slot is used again only after
+//! [`QUARANTINE`], so that a program that has read the entry before still finds its own slot.
+//!
+//! Bounds: the slots of the map, [`PENDING`] states that have too few packets. Without room, flows keep their path through the engine.
+
+mod table;
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use towpath_engine::Topology;
+use towpath_engine::offload::{FlowPath, NoPath, flow_path};
+use towpath_engine::router::Directory;
+use towpath_gate::state::{Flow, JournalReader};
+use towpath_gate::{PortId, Walker};
+use towpath_metrics::metrics;
+use towpath_port::offload::{FlowMap, Links, PathStats};
+use towpath_wire::Time;
+
+use self::table::Table;
+use crate::config;
+
+metrics! {
+    /// The entries of flow offload. A flow has two, one for each direction.
+    pub struct OffloadStats in "offload" {
+        /// Entries now.
+        pub entries: gauge events,
+        /// Entries that there is room for.
+        pub capacity: gauge events,
+        /// Entries that were written.
+        pub offered: counter events,
+        /// Entries that were renewed after a change of rules, tables, routes or interfaces.
+        pub renewed: counter events,
+        /// Entries that were removed: with their state, or because their path has changed.
+        pub removed: counter events,
+        /// Entries that were not written, because the map was full.
+        pub full: counter events,
+        /// Directions of states that cannot be offloaded; `towpath ctl explain` shows the reason.
+        pub not_offloaded: counter events,
+        /// States that were not examined at once, because too many were waiting.
+        pub deferred: counter events,
+    }
+}
+
+/// Interval at which the kernel's counters are read.
+const TICK: Duration = Duration::from_millis(250);
+/// Interval at which the journal is read, while there are changes, and otherwise.
+const ACTIVE: Duration = Duration::from_micros(500);
+const IDLE: Duration = Duration::from_millis(4);
+/// Least interval between two walks through all states for those that were not examined.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long the shorter interval lasts after a change.
+const ACTIVITY: Duration = Duration::from_millis(100);
+/// Time until the slot of an entry that has ended is used again. A program needs microseconds.
+const QUARANTINE: Duration = Duration::from_secs(1);
+/// Limit on states that wait for their packets.
+const PENDING: usize = 1 << 16;
+
+/// The bits of the epoch: the number of pauses, changes of interfaces, and the version of the rules.
+const LINKS: u32 = 8;
+const VERSION: u32 = 24;
+const PAUSED: u64 = (1 << LINKS) - 1;
+
+/// The parts of the engine that decide where packets go.
+pub struct Parts {
+    /// A walker of the gate.
+    pub walker: Walker,
+    /// Reads the changes of states.
+    pub journal: JournalReader,
+    /// The ports.
+    pub topology: Topology,
+    /// The interface of each port that offloads flows.
+    pub interfaces: Vec<Option<String>>,
+    /// The neighbors of a router.
+    pub directory: Option<Arc<Directory>>,
+    /// The beginning of the engine's clock.
+    pub start: Instant,
+}
+
+/// Which flows are offloaded. See the module documentation.
+pub struct Offload {
+    map: Arc<FlowMap>,
+    pauses: AtomicU32,
+    table: Mutex<Table>,
+}
+
+/// The thread. Dropping it ends the thread and all entries.
+pub struct Offloading {
+    offload: Arc<Offload>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// While it exists, the kernel forwards no packets.
+#[derive(Debug)]
+pub struct Pause(Arc<Offload>);
+
+/// The state of offload, for `ctl show offload`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shown {
+    /// The entries.
+    pub stats: OffloadStats,
+    /// The packets at the programs.
+    pub path: PathStats,
+    /// The current epoch.
+    pub epoch: u64,
+    /// A trace runs.
+    pub paused: bool,
+}
+
+impl Offload {
+    /// Prepares offload with an open map. The caller passes the versions of the rules to [`set_version`](Self::set_version).
+    ///
+    /// # Errors
+    /// Errors of socket(2).
+    pub fn new(map: FlowMap, config: &config::Offload, parts: Parts) -> io::Result<Arc<Self>> {
+        let map = Arc::new(map);
+        let table = Table::new(Arc::clone(&map), *config, parts, Links::new()?);
+        Ok(Arc::new(Self { map, pauses: AtomicU32::new(0), table: Mutex::new(table) }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // The table is consistent after every step, so a poisoned lock can be used.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rules, tables, ports, routes or settings have this version now: entries of another one end. One store to memory.
+    pub fn set_version(&self, version: u64) {
+        set_version(&self.map, version);
+    }
+
+    /// Adds the kernel's counters to states and rules.
+    pub fn drain(&self) {
+        self.table().drain();
+    }
+
+    /// The kernel forwards no packets until the result is dropped.
+    pub fn pause(self: &Arc<Self>) -> Pause {
+        // The lock orders pauses.
+        let _table = self.table();
+        // Relaxed: under the lock.
+        if self.pauses.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.map.set_epoch(|epoch| epoch | PAUSED);
+        }
+        Pause(Arc::clone(self))
+    }
+
+    /// The path of the packets of a flow that arrive on a port, or why they are not offloaded.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn path(&self, flow: &Flow, arrival: PortId, now: Time) -> Result<FlowPath, NoPath> {
+        self.table().path(flow, arrival, now)
+    }
+
+    /// The state of offload.
+    ///
+    /// # Errors
+    /// Errors of bpf(2).
+    pub fn show(&self) -> io::Result<Shown> {
+        let stats = self.table().stats();
+        let epoch = self.map.epoch();
+        Ok(Shown { stats, path: self.map.stats()?, epoch: epoch >> LINKS, paused: epoch & PAUSED != 0 })
+    }
+}
+
+/// See [`Offload::set_version`].
+fn set_version(map: &FlowMap, version: u64) {
+    map.set_epoch(|epoch| version << VERSION | epoch & ((1 << VERSION) - 1));
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        let Self(offload) = self;
+        let _table = offload.table();
+        // Relaxed: under the lock.
+        if offload.pauses.fetch_sub(1, Ordering::Relaxed) == 1 {
+            offload.map.set_epoch(|epoch| epoch & !PAUSED);
+        }
+    }
+}
+
+impl Offloading {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(offload: &Arc<Offload>) -> io::Result<Self> {
+        let (stop, stopped) = channel();
+        let own = Arc::clone(offload);
+        let body = move || {
+            crate::background::begin();
+            let mut wait = ACTIVE;
+            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                wait = if own.table().step(Instant::now()) { ACTIVE } else { IDLE };
+            }
+        };
+        let thread = thread::Builder::new().name("offload".to_owned()).spawn(body)?;
+        Ok(Self { offload: Arc::clone(offload), stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Offloading {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread of flow offload panicked; please report it");
+        }
+        self.offload.table().clear();
+    }
+}
+
+/// The path of the packets of a flow, by the rules and routes that `walker` has now.
+fn path_of(
+    walker: &mut Walker,
+    topology: &Topology,
+    flow: &Flow,
+    arrival: PortId,
+    now: Time,
+) -> Result<FlowPath, NoPath> {
+    flow_path(walker, topology, flow, arrival, now)
+}
+
+impl std::fmt::Debug for Offload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offload").field("map", &self.map).finish_non_exhaustive()
+    }
+}

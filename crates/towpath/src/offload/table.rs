@@ -1,0 +1,656 @@
+//! The entries of flow offload, and the states that may get one.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use towpath_engine::offload::{FlowPath, NoPath};
+use towpath_engine::router::{Directory, NextHop};
+use towpath_engine::{ForwardMode, Topology};
+use towpath_gate::state::{
+    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin, RecordedPort,
+    RuleId, Segment,
+};
+use towpath_gate::{NoOffload, PortId, StateHit, Unseen, Walker};
+use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect};
+use towpath_wire::{Time, proto};
+
+use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION, path_of};
+use crate::config;
+
+/// Limits on the work of one step, in which others wait for the lock: a few milliseconds.
+const EVENTS: usize = 1024;
+const EXAMINED: usize = 256;
+const DUMPED: usize = 1024;
+/// The bits of the epoch that count changes of interfaces.
+const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
+
+/// TCP flags in ipfw's word of a state: the SYN of each side.
+const SYNS: u32 = 0x0202;
+/// RST of either side, and FIN of both.
+const RSTS: u32 = 0x0404;
+const FINS: u32 = 0x0101;
+
+/// A state: its flow in the direction of its first packet, and its name.
+type StateKey = (Flow, Name);
+
+/// An entry of the map.
+#[derive(Debug)]
+struct Entry {
+    slot: u32,
+    /// The flow of its packets, and the port that they arrive on.
+    flow: Flow,
+    arrival: PortId,
+    state: StateKey,
+    rules: Box<[RuleId]>,
+    states: Box<[StateHit]>,
+    /// The neighbor of a routed flow.
+    neighbor: Option<(u16, IpAddr)>,
+    redirect: Redirect,
+    /// The counters that were added to states and rules.
+    seen: FlowCounts,
+    /// The last RST that was applied to the states.
+    reset: Option<(u32, u32, u8)>,
+}
+
+/// A state that has too few packets.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    state: StateKey,
+    due: Instant,
+    /// The time until it is looked at again, doubled each time.
+    pause: std::time::Duration,
+}
+
+/// See the module documentation.
+pub(super) struct Table {
+    map: Arc<FlowMap>,
+    config: config::Offload,
+    walker: Walker,
+    journal: JournalReader,
+    topology: Topology,
+    interfaces: Vec<Option<String>>,
+    directory: Option<Arc<Directory>>,
+    start: Instant,
+    links: Links,
+    /// By port.
+    known_links: Vec<Option<Link>>,
+    entries: HashMap<FlowKey, Entry>,
+    by_state: HashMap<StateKey, Vec<FlowKey>>,
+    free: Vec<u32>,
+    /// Entries that have ended, whose slots are not used again yet.
+    quarantine: VecDeque<(Instant, Entry)>,
+    waiting: VecDeque<Waiting>,
+    /// Entries of an earlier epoch that are to be examined again.
+    stale: Vec<FlowKey>,
+    /// The epoch of the entries that are not in `stale`, without pauses.
+    epoch: u64,
+    /// Where a walk through all states continues.
+    sweep: Option<Cursor>,
+    /// States were not examined for lack of room.
+    missed: bool,
+    /// The beginning of the last walk for this reason.
+    swept: Instant,
+    ticked: Instant,
+    active: Instant,
+    stats: OffloadStats,
+}
+
+impl Table {
+    pub(super) fn new(map: Arc<FlowMap>, config: config::Offload, parts: Parts, links: Links) -> Self {
+        let Parts { walker, journal, topology, interfaces, directory, start } = parts;
+        let capacity = map.capacity();
+        let now = Instant::now();
+        let mut table = Self {
+            map,
+            config,
+            walker,
+            journal,
+            topology,
+            interfaces,
+            directory,
+            start,
+            links,
+            known_links: Vec::new(),
+            entries: HashMap::new(),
+            by_state: HashMap::new(),
+            free: (0..capacity).rev().collect(),
+            quarantine: VecDeque::new(),
+            waiting: VecDeque::new(),
+            stale: Vec::new(),
+            epoch: 0,
+            // States that exist already.
+            sweep: Some(Cursor::default()),
+            missed: false,
+            swept: now,
+            ticked: now,
+            active: now,
+            stats: OffloadStats { capacity: capacity.into(), ..OffloadStats::default() },
+        };
+        table.read_links();
+        table
+    }
+
+    pub(super) fn stats(&self) -> OffloadStats {
+        OffloadStats { entries: self.entries.len() as u64, ..self.stats }
+    }
+
+    /// The time of the states.
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Does a bounded part of the work that is due. Returns true if more is expected soon.
+    pub(super) fn step(&mut self, now: Instant) -> bool {
+        self.walker.catch_up();
+        if self.links.changed() && self.read_links() {
+            self.map.set_epoch(|epoch| {
+                let links = ((epoch >> LINKS) as u16).wrapping_add(1);
+                epoch & !LINK_BITS | u64::from(links) << LINKS
+            });
+        }
+        self.follow_epoch();
+        let mut busy = self.read_journal(now);
+        busy |= self.examine_stale();
+        busy |= self.examine_waiting(now);
+        busy |= self.sweep(now);
+        if now.saturating_duration_since(self.ticked) >= TICK {
+            self.ticked = now;
+            self.drain();
+            self.confirm_neighbors();
+            self.release_slots(now);
+            if self.missed && self.sweep.is_none() && now.saturating_duration_since(self.swept) >= SWEEP {
+                (self.missed, self.swept) = (false, now);
+                self.sweep = Some(Cursor::default());
+            }
+        }
+        if busy {
+            self.active = now;
+        }
+        // A sleeping walker must not delay the release of retired rules.
+        self.walker.idle();
+        now.saturating_duration_since(self.active) < ACTIVITY
+    }
+
+    /// The epoch by the rules that the walker has, without pauses.
+    fn current_epoch(&self) -> u64 {
+        self.walker.version() << VERSION | self.map.epoch() & LINK_BITS
+    }
+
+    /// After a change of the epoch, all entries are examined again, and states that could not be offloaded before.
+    fn follow_epoch(&mut self) {
+        let epoch = self.current_epoch();
+        if epoch == self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        self.stale = self.entries.keys().copied().collect();
+        self.sweep = Some(Cursor::default());
+    }
+
+    /// Reads the properties of the interfaces. Returns true if one has changed.
+    fn read_links(&mut self) -> bool {
+        let links: Vec<_> = self
+            .interfaces
+            .iter()
+            .map(|name| name.as_deref().and_then(|name| self.links.get(name)))
+            .collect();
+        let changed = links != self.known_links;
+        self.known_links = links;
+        changed
+    }
+
+    fn read_journal(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for _ in 0..EVENTS {
+            match self.journal.read() {
+                JournalRead::End => return any,
+                JournalRead::Gap(_) => {
+                    // An end may be missing, and so may a new state.
+                    self.stale = self.entries.keys().copied().collect();
+                    self.sweep = Some(Cursor::default());
+                }
+                JournalRead::Change(event) => {
+                    any = true;
+                    let Some(state) = event.state() else { continue };
+                    if event.kind.is_end() {
+                        self.end_state(&(state.flow, state.name), now);
+                    } else {
+                        if event.kind == EventKind::Updated {
+                            self.stale.extend(self.of_state(&(state.flow, state.name)));
+                        }
+                        let state = state.clone();
+                        self.consider(&state, now);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn of_state(&self, state: &StateKey) -> Vec<FlowKey> {
+        self.by_state.get(state).cloned().unwrap_or_default()
+    }
+
+    fn end_state(&mut self, state: &StateKey, now: Instant) {
+        for key in self.of_state(state) {
+            self.remove(&key, now);
+        }
+    }
+
+    /// Offloads a state if it has enough packets, or looks at it again later.
+    fn consider(&mut self, state: &Listed, now: Instant) {
+        let key = (state.flow, state.name);
+        if matches!(state.kind, Kind::Parent { .. }) || !matches!(state.flow.proto, proto::TCP | proto::UDP) {
+            return;
+        }
+        if self.is_due(state) && !self.offer(&key, state.origin) {
+            return;
+        }
+        self.wait_for(Waiting { state: key, due: now, pause: super::ACTIVE });
+    }
+
+    /// The state has enough packets, and its connection is established.
+    fn is_due(&self, state: &Listed) -> bool {
+        state.packets[0] + state.packets[1] >= self.config.after && is_established(state)
+    }
+
+    fn wait_for(&mut self, waiting: Waiting) {
+        if self.waiting.len() >= PENDING {
+            self.stats.deferred += 1;
+            self.missed = true;
+            return;
+        }
+        self.waiting.push_back(waiting);
+    }
+
+    /// Looks again at states that had too few packets.
+    fn examine_waiting(&mut self, now: Instant) -> bool {
+        let mut examined = 0;
+        for _ in 0..self.waiting.len().min(PENDING) {
+            let Some(mut waiting) = self.waiting.pop_front() else { break };
+            if waiting.due > now {
+                self.waiting.push_back(waiting);
+                continue;
+            }
+            examined += 1;
+            let (flow, name) = waiting.state;
+            let at = self.now();
+            let Some(state) = self.walker.states_mut().listed(&flow, Lookup::Named(name), at) else {
+                continue;
+            };
+            if !self.is_due(&state) || self.offer(&waiting.state, state.origin) {
+                // A state whose packets do not come waits for the next walk through all states.
+                if waiting.pause < TICK {
+                    waiting.pause *= 2;
+                    waiting.due = now + waiting.pause;
+                    self.waiting.push_back(waiting);
+                } else {
+                    self.missed = true;
+                }
+            }
+            if examined == EXAMINED {
+                break;
+            }
+        }
+        !self.waiting.is_empty()
+    }
+
+    /// Examines entries of an earlier epoch again.
+    fn examine_stale(&mut self) -> bool {
+        let now = Instant::now();
+        for _ in 0..EXAMINED {
+            let Some(key) = self.stale.pop() else { return false };
+            let Some(entry) = self.entries.get(&key) else { continue };
+            let (flow, arrival, state) = (entry.flow, entry.arrival, entry.state);
+            let at = self.now();
+            // What the kernel counted so far belongs to the rules that decided.
+            self.drain_entry(&key, at);
+            match self.prepare(&flow, arrival, at) {
+                Ok((found, path, redirect, neighbor)) if found == key => {
+                    let epoch = self.epoch;
+                    let Some(entry) = self.entries.get_mut(&key) else { continue };
+                    if self.map.renew(entry.slot, redirect, epoch) {
+                        entry.rules = path.walk.rules.into();
+                        entry.states = path.walk.states.into();
+                        entry.neighbor = neighbor;
+                        self.stats.renewed += 1;
+                        continue;
+                    }
+                    self.remove(&key, now);
+                    self.insert(&state, (key, flow, arrival), path, redirect, neighbor);
+                }
+                _ => self.remove(&key, now),
+            }
+        }
+        !self.stale.is_empty()
+    }
+
+    /// Walks through all states: those that existed before, and those that were not examined.
+    fn sweep(&mut self, now: Instant) -> bool {
+        let Some(from) = self.sweep else { return false };
+        let at = self.now();
+        let states = self.walker.states();
+        let part: Vec<(Listed, Cursor)> = states.dump(from, at).take(DUMPED).collect();
+        self.sweep = match part.last() {
+            Some((_, next)) if part.len() == DUMPED => Some(*next),
+            _ => None,
+        };
+        for (state, _) in &part {
+            if self.by_state.get(&(state.flow, state.name)).is_none_or(|keys| keys.len() < 2) {
+                self.consider(state, now);
+            }
+        }
+        self.sweep.is_some()
+    }
+
+    /// Writes the entries of both directions of a state. Returns true if one has to be tried again soon.
+    fn offer(&mut self, state: &StateKey, origin: Origin) -> bool {
+        let (flow, _) = *state;
+        let RecordedPort::Port(port) = origin.port() else {
+            self.stats.not_offloaded += 1;
+            return false;
+        };
+        let at = self.now();
+        let arrival = PortId(port);
+        let bridged = match self.topology.mode(arrival) {
+            Some(ForwardMode::Bridge { xmit, .. }) => Some(xmit),
+            _ => None,
+        };
+        let forward = self.offer_direction(state, &flow, arrival, at);
+        let mut later = forward.is_err_and(is_transient);
+        let egress = forward.ok().or(bridged);
+        // Replies arrive by the port that the packets leave by, with the same tag.
+        let vlan = self.topology.interface_of(arrival).and_then(|(_, vlan)| vlan);
+        let out = egress.and_then(|egress| self.topology.interface_of(egress));
+        if let Some(back) = out.and_then(|(at, _)| self.topology.arrival(at, vlan)) {
+            later |= self.offer_direction(state, &flow.reversed(), back, at).is_err_and(is_transient);
+        }
+        later
+    }
+
+    /// Returns the egress port if there is an entry now.
+    fn offer_direction(
+        &mut self,
+        state: &StateKey,
+        flow: &Flow,
+        arrival: PortId,
+        at: Time,
+    ) -> Result<PortId, NoPath> {
+        let (key, path, redirect, neighbor) = self
+            .prepare(flow, arrival, at)
+            .inspect_err(|reason| self.stats.not_offloaded += u64::from(!is_transient(*reason)))?;
+        let egress = path.egress;
+        if !self.entries.contains_key(&key) {
+            self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
+        }
+        Ok(egress)
+    }
+
+    /// The path of a flow's packets, if the kernel may forward them.
+    pub(super) fn path(&mut self, flow: &Flow, arrival: PortId, now: Time) -> Result<FlowPath, NoPath> {
+        self.prepare(flow, arrival, now).map(|(_, path, ..)| path)
+    }
+
+    #[expect(clippy::type_complexity, reason = "the parts of an entry, used at two places")]
+    fn prepare(
+        &mut self,
+        flow: &Flow,
+        arrival: PortId,
+        now: Time,
+    ) -> Result<(FlowKey, FlowPath, Redirect, Option<(u16, IpAddr)>), NoPath> {
+        let path = path_of(&mut self.walker, &self.topology, flow, arrival, now)?;
+        if !(self.config.all || path.walk.marked) {
+            return Err(NoPath::NotMarked);
+        }
+        for hit in &path.walk.states {
+            let state = self.walker.states_mut().listed(&hit.flow, Lookup::Named(hit.name), now);
+            if !state.is_some_and(|state| is_established(&state)) {
+                return Err(NoPath::NotEstablished);
+            }
+        }
+        let (interface, vlan) = self.topology.interface_of(arrival).ok_or(NoPath::Port)?;
+        let (out, _) = self.topology.interface_of(path.egress).ok_or(NoPath::Port)?;
+        let link = |at: usize| match self.interfaces.get(at) {
+            Some(Some(_)) => self.known_links.get(at).copied().flatten().ok_or(NoPath::Down),
+            _ => Err(NoPath::Port),
+        };
+        let (from, to) = (link(interface)?, link(out)?);
+        let mut neighbor = None;
+        let route = match path.next_hop {
+            None => None,
+            Some(hop) => {
+                let mac = match hop {
+                    NextHop::Mac(mac) => Some(mac),
+                    NextHop::Neighbor(address) | NextHop::Resolved(address, _) => {
+                        neighbor = Some((path.egress.0, address));
+                        self.directory
+                            .as_ref()
+                            .and_then(|directory| directory.resolve(path.egress.0, address, now.as_nanos()))
+                    }
+                    NextHop::None => None,
+                };
+                Some((mac.ok_or(NoPath::NoRoute)?, to.address.ok_or(NoPath::NoRoute)?))
+            }
+        };
+        let (src, dst) = flow.ends.addresses();
+        let key = FlowKey {
+            src,
+            dst,
+            ifindex: from.ifindex,
+            src_port: flow.src_port,
+            dst_port: flow.dst_port,
+            vlan,
+            proto: flow.proto,
+        };
+        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, route }, neighbor))
+    }
+
+    fn insert(
+        &mut self,
+        state: &StateKey,
+        (key, flow, arrival): (FlowKey, Flow, PortId),
+        path: FlowPath,
+        redirect: Redirect,
+        neighbor: Option<(u16, IpAddr)>,
+    ) {
+        let Some(slot) = self.free.pop() else {
+            self.stats.full += 1;
+            self.missed = true;
+            return;
+        };
+        self.map.write(slot, redirect, self.epoch);
+        let (_, result) = self.map.insert(&[(key, slot)]);
+        if result.is_err() {
+            self.map.end(slot);
+            self.free.push(slot);
+            self.stats.full += 1;
+            self.missed = true;
+            return;
+        }
+        self.stats.offered += 1;
+        self.by_state.entry(*state).or_default().push(key);
+        let entry = Entry {
+            slot,
+            flow,
+            arrival,
+            state: *state,
+            rules: path.walk.rules.into(),
+            states: path.walk.states.into(),
+            neighbor,
+            redirect,
+            seen: FlowCounts::default(),
+            reset: None,
+        };
+        self.entries.insert(key, entry);
+    }
+
+    /// Ends an entry. The packets that the kernel has forwarded are counted when its slot is released.
+    fn remove(&mut self, key: &FlowKey, now: Instant) {
+        let at = self.now();
+        self.apply_reset(key, at);
+        let Some(mut entry) = self.entries.remove(key) else { return };
+        // With the counters before the slot is marked as ended.
+        settle(&self.map, &mut self.walker, &mut entry, at);
+        self.map.end(entry.slot);
+        // A failure leaves an entry whose slot has no epoch: it forwards nothing.
+        if let Err(error) = self.map.remove(key) {
+            log::warn!("offload: an entry cannot be removed: {error}");
+        }
+        if let Some(keys) = self.by_state.get_mut(&entry.state) {
+            keys.retain(|other| other != key);
+            if keys.is_empty() {
+                self.by_state.remove(&entry.state);
+            }
+        }
+        self.quarantine.push_back((now, entry));
+        self.stats.removed += 1;
+    }
+
+    /// Ends all entries.
+    pub(super) fn clear(&mut self) {
+        let now = Instant::now();
+        let keys: Vec<_> = self.entries.keys().copied().collect();
+        keys.iter().for_each(|key| self.remove(key, now));
+    }
+
+    fn release_slots(&mut self, now: Instant) {
+        let at = self.now();
+        while let Some((_, mut entry)) =
+            self.quarantine.pop_front_if(|(since, _)| now.saturating_duration_since(*since) >= QUARANTINE)
+        {
+            // Packets whose program had read the entry before it ended.
+            settle(&self.map, &mut self.walker, &mut entry, at);
+            self.free.push(entry.slot);
+        }
+    }
+
+    /// Adds what the kernel counted to states and rules. Ends entries whose state has ended, or began another connection.
+    pub(super) fn drain(&mut self) {
+        let (now, at) = (Instant::now(), self.now());
+        let keys: Vec<_> = self.entries.keys().copied().collect();
+        let ended: Vec<_> = keys.iter().map(|key| !self.drain_entry(key, at)).collect();
+        for (key, ended) in keys.iter().zip(ended) {
+            self.apply_reset(key, at);
+            if ended {
+                self.remove(key, now);
+                // Another connection may have begun in the state.
+                self.missed = true;
+            }
+        }
+        self.walker.idle();
+    }
+
+    /// Returns false if a state of the entry has ended, or a SYN has ended the entry.
+    fn drain_entry(&mut self, key: &FlowKey, at: Time) -> bool {
+        let Some(entry) = self.entries.get_mut(key) else { return true };
+        settle(&self.map, &mut self.walker, entry, at)
+    }
+
+    /// Applies the RST of an entry to its states. The engine has received the packet, and has compared it with acknowledgement numbers
+    /// that it had then.
+    fn apply_reset(&mut self, key: &FlowKey, at: Time) {
+        let Some(entry) = self.entries.get(key) else { return };
+        let counts = self.map.counts(entry.slot);
+        let Some((seq, ack, flags)) = counts.rst.filter(|_| counts.rst != entry.reset && counts.in_use)
+        else {
+            return;
+        };
+        // The acknowledgement numbers of both sides count.
+        for other in self.of_state(&entry.state.clone()) {
+            self.drain_entry(&other, at);
+        }
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        entry.reset = counts.rst;
+        let segment = Segment { tcp_flags: flags, tcp_seq: seq, tcp_ack: ack, ..Segment::default() };
+        for hit in &entry.states {
+            self.walker.states_mut().renew(&hit.flow, Lookup::Named(hit.name), &segment, at);
+        }
+    }
+
+    /// Keeps the neighbors of routed flows known, as packets do.
+    fn confirm_neighbors(&mut self) {
+        let Some(directory) = self.directory.clone() else { return };
+        let (now, at) = (Instant::now(), self.now());
+        let mut known: HashMap<(u16, IpAddr), Option<[u8; 6]>> = HashMap::new();
+        let mut moved = Vec::new();
+        for (key, entry) in &self.entries {
+            let (Some((port, address)), Some((mac, _))) = (entry.neighbor, entry.redirect.route) else {
+                continue;
+            };
+            let found = *known
+                .entry((port, address))
+                .or_insert_with(|| directory.resolve(port, address, at.as_nanos()));
+            if found != Some(mac) {
+                moved.push(*key);
+            }
+        }
+        moved.iter().for_each(|key| self.remove(key, now));
+        self.missed |= !moved.is_empty();
+    }
+}
+
+/// Adds what the kernel counted for an entry to its states and rules. Returns false if one of the states has ended, or a SYN has ended the
+/// entry.
+fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bool {
+    let counts = map.counts(entry.slot);
+    let before = std::mem::replace(&mut entry.seen, counts);
+    let mut live = true;
+    let (packets, bytes) = (counts.packets - before.packets, counts.bytes - before.bytes);
+    if packets > 0 || bytes > 0 {
+        let unseen = Unseen { packets, bytes, ack: counts.ack };
+        live = walker.count_unseen(&entry.rules, &entry.states, unseen, at);
+    }
+    live && counts.in_use
+}
+
+/// The reason may soon be gone, without a change of rules or interfaces.
+fn is_transient(reason: NoPath) -> bool {
+    matches!(reason, NoPath::NoRoute | NoPath::NotEstablished | NoPath::Rules(NoOffload::Recheck))
+}
+
+/// A TCP connection whose SYNs were seen and that has not ended; any other flow.
+fn is_established(state: &Listed) -> bool {
+    let seen = state.tcp_seen;
+    state.flow.proto != proto::TCP || seen & SYNS == SYNS && seen & RSTS == 0 && seen & FINS != FINS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_offloaded_while_they_are_established() {
+        let listed = |proto, tcp_seen| Listed {
+            kind: Kind::State,
+            rule: RuleId(1),
+            name: Name::DEFAULT,
+            orphaned: false,
+            flow: Flow {
+                ends: towpath_wire::Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+                proto,
+                src_port: 1,
+                dst_port: 2,
+                zone: 0,
+            },
+            packets: [0; 2],
+            bytes: [0; 2],
+            remaining: std::time::Duration::ZERO,
+            tcp_seen,
+            picked_up: false,
+            tcp_ack: [0; 2],
+            origin: Origin::UNRECORDED,
+        };
+        for (proto, seen, expected) in [
+            (proto::UDP, 0, true),
+            (proto::TCP, 0x0002, false),
+            (proto::TCP, 0x0202, true),
+            (proto::TCP, 0x3_0203, true),
+            (proto::TCP, 0x0303, false),
+            (proto::TCP, 0x0602, false),
+        ] {
+            assert_eq!(is_established(&listed(proto, seen)), expected, "{seen:#x}");
+        }
+    }
+}
