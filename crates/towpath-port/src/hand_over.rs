@@ -15,8 +15,6 @@ pub struct HandOver {
     pub descriptors: Vec<OwnedFd>,
     /// Parameters of the descriptors, by driver.
     pub numbers: Vec<u64>,
-    /// The owners of the frame memory, by driver.
-    pub bytes: Vec<u8>,
 }
 
 impl HandOver {
@@ -24,16 +22,13 @@ impl HandOver {
     pub(crate) fn of(
         opener: &Opener,
         own: Vec<OwnedFd>,
-        numbers: &[u64],
-        bytes: Vec<u8>,
-    ) -> io::Result<Self> {
+        numbers: &[u64]) -> io::Result<Self> {
         let claim = opener.claim()?;
         let claimed = u64::from(claim.is_some());
         let descriptors = claim.into_iter().chain(own).collect();
         Ok(Self {
             descriptors,
             numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect(),
-            bytes,
         })
     }
 
@@ -44,7 +39,7 @@ impl HandOver {
     pub(crate) fn parts<const D: usize, const N: usize>(
         self,
         name: &str,
-    ) -> Result<([OwnedFd; D], [u64; N], Vec<u8>), Error> {
+    ) -> Result<([OwnedFd; D], [u64; N]), Error> {
         let other = || {
             Error::Config {
             name: name.to_owned(),
@@ -53,7 +48,7 @@ impl HandOver {
         };
         let descriptors = self.descriptors.try_into().map_err(|_| other())?;
         let numbers = self.numbers.try_into().map_err(|_| other())?;
-        Ok((descriptors, numbers, self.bytes))
+        Ok((descriptors, numbers))
     }
 }
 

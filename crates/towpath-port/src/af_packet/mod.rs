@@ -163,7 +163,7 @@ impl Socket {
         config.check()?;
         let name = config.interface.clone();
         let io = |source| Error::Io { name: name.clone(), source };
-        let ([socket], numbers, _) = port.parts(&name)?;
+        let ([socket], numbers) = port.parts(&name)?;
         let [block_size, blocks, vnet_hdr, fanout @ ..]: [u64; 5] = numbers;
         if [block_size, blocks] != [u64::from(config.block_size), u64::from(config.blocks)] {
             return Err(changed(&name, "the size of the receive ring"));
@@ -332,7 +332,7 @@ impl Port for Socket {
         let Config { block_size, blocks, vnet_hdr, .. } = self.config;
         let [kind, group] = Fanout::numbers(self.config.fanout);
         let numbers = [block_size.into(), blocks.into(), vnet_hdr.into(), kind, group];
-        HandOver::of(&self.opener, vec![self.socket.try_clone()?], &numbers, Vec::new()).map(Some)
+        HandOver::of(&self.opener, vec![self.socket.try_clone()?], &numbers).map(Some)
     }
 
     fn resume(&mut self) {

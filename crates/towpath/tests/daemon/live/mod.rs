@@ -12,3 +12,4 @@ mod nfqueue;
 mod restarts;
 mod router;
 mod services;
+mod upgrade;
