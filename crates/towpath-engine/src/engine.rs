@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use towpath_gate::reassembly::Reassembler;
 use towpath_gate::state::{Keepalive, States};
 use towpath_gate::{Dir, PortId, SuppressedBy, Walker};
@@ -345,6 +345,28 @@ impl<E: PacketIo> Engine<E> {
     /// Returns the inspector if the queue does not exist.
     pub fn join(&mut self, number: u16, channel: u32, inspector: E::Channel) -> Result<(), E::Channel> {
         self.join_as(false, number, channel, inspector)
+    }
+
+    /// Returns true while an inspector has a frame, overdue ones included.
+    pub fn has_frames(&mut self) -> bool {
+        self.queues.iter_mut().any(Queue::has_frames)
+    }
+
+    /// Detaches the inspectors that have frames. Returns their number.
+    pub fn detach_holders(&mut self) -> u64 {
+        self.queues.iter_mut().map(Queue::detach_holders).sum()
+    }
+
+    /// Gives up all inspectors for another engine ([`Queue::hand_over`]). Returns their queues and sockets. The engine must be
+    /// [drained](Self::is_drained), and no inspector may have [frames](Self::has_frames).
+    pub fn hand_over(&mut self) -> Vec<(u16, OwnedFd)> {
+        let sockets = |queue: &mut Queue<E::Channel>| {
+            let number = queue.number();
+            queue.hand_over().into_iter().map(move |socket| (number, socket))
+        };
+        let all = self.queues.iter_mut().flat_map(sockets).collect();
+        self.queues.iter_mut().for_each(|queue| queue.close_accounts(self.reorder.shares_mut()));
+        all
     }
 
     /// The same for an inspector on standby: it takes over from the next one that dies or stalls.

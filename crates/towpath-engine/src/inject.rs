@@ -83,11 +83,11 @@ impl<E: PacketIo> Engine<E> {
     fn inject_one(&mut self, packet: &Injected, bytes: &[u8]) -> bool {
         let Header { kind, port, group, time, layers, .. } = packet.header;
         let port = u16::try_from(port).ok().map(PortId);
-        let Some((port, (interface, mode))) =
-            port.and_then(|port| Some((port, self.topology.interface_of(port)?)))
+        let Some((port, (at, _))) = port.and_then(|port| Some((port, self.topology.interface_of(port)?)))
         else {
             return false;
         };
+        let (interface, mode) = (at as u32, self.topology.mode_of(at));
         let link = LinkType(layers.link);
         if kind != Kind::PACKET || bytes.len() > MAX_FRAME || self.io.link(interface) != Some(link) {
             return false;

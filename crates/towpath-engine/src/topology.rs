@@ -156,15 +156,12 @@ impl Topology {
 
     /// How the packets that arrive on `port` are forwarded. `None` if no interface has the port.
     pub fn mode(&self, port: PortId) -> Option<ForwardMode> {
-        self.interface_of(port).map(|(_, mode)| mode)
+        self.interface_of(port).map(|(at, _)| self.mode_of(at))
     }
 
-    /// The interface of a port, and how its packets are forwarded.
-    pub(crate) fn interface_of(&self, port: PortId) -> Option<(u32, ForwardMode)> {
-        let of_port = |(_, interface): &(u32, &Interface)| {
-            interface.untagged == port || interface.by_vlan.iter().any(|(_, tagged)| *tagged == port)
-        };
-        (0..).zip(&self.interfaces).find(of_port).map(|(at, interface)| (at, interface.mode))
+    /// How the packets of an interface are forwarded.
+    pub(crate) fn mode_of(&self, interface: usize) -> ForwardMode {
+        self.interfaces[interface].mode
     }
 
     /// The number of the interface of a port, and the VLAN if the port has the packets of one.

@@ -4,7 +4,7 @@
 //! do, and the kernel removes them with the process. SO_PEERCRED of a connection to it is the process that has the claim.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
@@ -13,10 +13,23 @@ use crate::{Error, sys};
 /// A claim on a port's medium. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    _socket: Option<UnixListener>,
+    socket: Option<UnixListener>,
 }
 
 impl Claim {
+    /// The claim that another process had.
+    pub(crate) fn of(socket: OwnedFd) -> Self {
+        let socket = UnixListener::from(socket);
+        // From here on it names this process (SO_PEERCRED).
+        let _ = rustix::net::listen(&socket, 1);
+        Self { socket: Some(socket) }
+    }
+
+    /// A copy for another process.
+    pub(crate) fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        self.socket.as_ref().map(|socket| socket.as_fd().try_clone_to_owned()).transpose()
+    }
+
     /// Returns true if a process of this network namespace has the medium.
     pub(crate) fn is_taken(medium: &str) -> bool {
         name(medium).is_ok_and(|name| UnixStream::connect_addr(&name).is_ok())
@@ -30,7 +43,7 @@ impl Claim {
         let io = |source| Error::Io { name: name.into(), source };
         let address = self::name(medium).map_err(io)?;
         let source = match UnixListener::bind_addr(&address) {
-            Ok(socket) => return Ok(Self { _socket: Some(socket) }),
+            Ok(socket) => return Ok(Self { socket: Some(socket) }),
             Err(source) => source,
         };
         if source.kind() != io::ErrorKind::AddrInUse {
@@ -44,7 +57,7 @@ impl Claim {
                     log::warn!(
                         "{name}: process {pid} of user {user} claims {medium} and is no engine: ignored"
                     );
-                    return Ok(Self { _socket: None });
+                    return Ok(Self { socket: None });
                 }
                 let process = match pid {
                     0 => "an engine in another PID namespace".to_owned(),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use crate::claim::Claim;
 use crate::waiting::WaitingPort;
-use crate::{Error, LinkType, Object, Opener, Port};
+use crate::{Error, HandOver, LinkType, Object, Opener, Port, hand_over};
 
 /// The values of one port's configuration keys, from a configuration file or any other source.
 ///
@@ -92,6 +92,18 @@ pub trait DriverConfig: Sized {
     /// # Errors
     /// The reason, and what to do about it.
     fn open(&self, name: &str, workers: usize, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error>;
+
+    /// Continues the ports that another process has handed over, one per worker. The claim of their medium is in `opener`.
+    ///
+    /// # Errors
+    /// The configuration differs in what cannot change, or the reasons of [`open`](Self::open).
+    fn adopt(&self, name: &str, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let _ = (ports, opener);
+        Err(Error::Config {
+            name: name.to_owned(),
+            what: "ports of this driver cannot be handed over".into(),
+        })
+    }
 
     /// Opens an object with the privileges of this process.
     ///
@@ -196,6 +208,39 @@ macro_rules! drivers {
                     }
                     opened => opened,
                 }
+            }
+
+            /// Continues the ports that another process has handed over ([`Port::hand_over`]), one per worker. A port whose interface did
+            /// not exist there is opened as by [`open_optional`](Self::open_optional). Call [`Port::resume`] before the first frame.
+            ///
+            /// # Errors
+            /// The configuration differs in what cannot change, or the reasons of [`open_with`](Self::open_with).
+            pub fn adopt(
+                &self,
+                name: &str,
+                workers: usize,
+                mut ports: Vec<HandOver>,
+                opener: &Opener,
+            ) -> Result<Vec<Box<dyn Port>>, Error> {
+                if ports.len() != workers {
+                    return Err(hand_over::changed(name, "the number of threads"));
+                }
+                let mut claims = Vec::new();
+                for port in &mut ports {
+                    if port.descriptors.is_empty() {
+                        return self.open_optional(name, workers, opener);
+                    }
+                    // Each port has a copy of the claim first, if there is one.
+                    let numbers = port.numbers.len().min(1);
+                    if port.numbers.drain(..numbers).any(|claimed| claimed == 1) {
+                        claims.push(port.descriptors.remove(0));
+                    }
+                }
+                let opener = match claims.pop() {
+                    Some(claim) => opener.with_claim(Claim::of(claim)),
+                    None => opener.clone(),
+                };
+                match self { $(Self::$variant(config) => config.adopt(name, ports, &opener),)* }
             }
 
             /// The opener that has the privileges of this process.

@@ -49,7 +49,8 @@ pub mod credentials;
 pub mod driver;
 mod error;
 pub mod generator;
-pub mod host_filter;
+pub mod hand_over;
+mod host_filter;
 mod interface;
 pub mod kernel_path;
 mod loopback;
@@ -79,6 +80,7 @@ mod waiting;
 
 pub use burst::{Burst, Frame, Full};
 pub use error::Error;
+pub use hand_over::HandOver;
 pub use loopback::Loopback;
 pub use meta::{Conntrack, Meta, Queued};
 pub use opener::{Object, Opener};

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats, TxDrop};
+use crate::{Burst, Caps, Error, Frame, HandOver, Port, QueueVerdict, Received, State, Stats, TxDrop};
 
 /// Replaces the name of a port.
 pub(crate) struct NamedPort<P> {
@@ -55,6 +55,22 @@ impl<P: Port> Port for NamedPort<P> {
 
     fn reopen(&mut self) -> Result<(), Error> {
         self.port.reopen()
+    }
+
+    fn is_midway(&self) -> bool {
+        self.port.is_midway()
+    }
+
+    fn has_lent(&self) -> bool {
+        self.port.has_lent()
+    }
+
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        self.port.hand_over()
+    }
+
+    fn resume(&mut self) {
+        self.port.resume();
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

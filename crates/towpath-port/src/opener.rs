@@ -51,14 +51,14 @@ type Open = dyn Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync;
 pub struct Opener {
     open: Arc<Open>,
     /// The claim of the port: its sockets keep their opener, and so the claim.
-    _claim: Option<Arc<Claim>>,
+    claim: Option<Arc<Claim>>,
 }
 
 impl Opener {
     /// An opener that calls `open`, which may ask another process: one with the same configuration, that calls
     /// [`driver::Config::open_object`](crate::driver::Config::open_object). Errors must keep their number (errno(3)).
     pub fn new(open: impl Fn(&Object) -> io::Result<Vec<OwnedFd>> + Send + Sync + 'static) -> Self {
-        Self { open: Arc::new(open), _claim: None }
+        Self { open: Arc::new(open), claim: None }
     }
 
     /// An opener with the privileges of this process.
@@ -69,7 +69,7 @@ impl Opener {
 
     /// The opener of a port that has a claim.
     pub(crate) fn with_claim(&self, claim: Claim) -> Self {
-        Self { open: Arc::clone(&self.open), _claim: Some(Arc::new(claim)) }
+        Self { open: Arc::clone(&self.open), claim: Some(Arc::new(claim)) }
     }
 
     pub(crate) fn open(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
@@ -77,6 +77,11 @@ impl Opener {
     }
 
     /// Opens an object of `N` descriptors.
+    /// The claim of the port's medium, for another process.
+    pub(crate) fn claim(&self) -> io::Result<Option<OwnedFd>> {
+        self.claim.as_ref().map_or(Ok(None), |claim| claim.descriptor())
+    }
+
     pub(crate) fn open_all<const N: usize>(&self, object: &Object) -> io::Result<[OwnedFd; N]> {
         self.open(object)?.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
     }

@@ -1,6 +1,6 @@
 use std::os::fd::BorrowedFd;
 
-use crate::{Burst, Error, Frame, LinkType, Segmentation, Stats, TxDrop};
+use crate::{Burst, Error, Frame, HandOver, LinkType, Segmentation, Stats, TxDrop};
 
 /// A source and sink of frames.
 ///
@@ -93,6 +93,29 @@ pub trait Port: Send {
     fn reopen(&mut self) -> Result<(), Error> {
         Ok(())
     }
+
+    /// Returns true while the port has received a part of the kernel's frames that it has not returned by
+    /// [`receive`](Self::receive): it is not handed over then.
+    fn is_midway(&self) -> bool {
+        false
+    }
+
+    /// Returns true while received frames are in use in the kernel's memory: the port is not handed over then.
+    fn has_lent(&self) -> bool {
+        false
+    }
+
+    /// Copies of the descriptors of this port, and the data with which [`Config::adopt`](crate::driver::Config::adopt) continues it in
+    /// another process. `None`: ports of this driver cannot be handed over.
+    ///
+    /// # Errors
+    /// There is no free descriptor, or frames are in use.
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        Ok(None)
+    }
+
+    /// Reads the positions of the rings: this process receives from here on, and another one did before.
+    fn resume(&mut self) {}
 
     /// Passes the first frames that the port accepted and dropped since the last call to `each`, with the reason. Their number and bytes
     /// are bounded; [`stats`](Self::stats) counts all of them. Default: none.

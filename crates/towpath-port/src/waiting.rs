@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Burst, Caps, Error, Frame, Port, QueueVerdict, Received, State, Stats, TxDrop};
+use crate::{Burst, Caps, Error, Frame, HandOver, Port, QueueVerdict, Received, State, Stats, TxDrop};
 
 /// Opens the ports of all workers.
 type Open = dyn Fn() -> Result<Vec<Box<dyn Port>>, Error> + Send + Sync;
@@ -100,6 +100,24 @@ impl Port for WaitingPort {
         }
         self.port = opened[self.worker].take();
         Ok(())
+    }
+
+    fn is_midway(&self) -> bool {
+        self.port.as_ref().is_some_and(|port| port.is_midway())
+    }
+
+    fn has_lent(&self) -> bool {
+        self.port.as_ref().is_some_and(|port| port.has_lent())
+    }
+
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        self.port.as_mut().map_or_else(|| Ok(Some(HandOver::default())), |port| port.hand_over())
+    }
+
+    fn resume(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.resume();
+        }
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use towpath_ring::{
     ChannelStats, Credentials, Decision, FrameOut, Geometry, Header, Loss, Meta, ReserveError, Seq,
 };
@@ -95,6 +95,19 @@ pub trait Channel {
     /// The frames of the ring that are not free.
     fn frames(&self) -> Vec<FrameOut> {
         Vec::new()
+    }
+
+    /// Returns true while the inspector has a frame, overdue ones included.
+    fn has_frames(&self) -> bool {
+        !self.frames().is_empty()
+    }
+
+    /// Detaches the inspector.
+    fn detach(&mut self) {}
+
+    /// Gives up an inspector that has no frame, for another engine ([`towpath_ring::Channel::hand_over`]).
+    fn hand_over(&mut self) -> Option<OwnedFd> {
+        None
     }
 
     /// How the inspector was detached. `None` until [`poll`](Self::poll) has returned every frame that it had.

@@ -155,7 +155,6 @@ impl<C: Channel> InspectorSlot<C> {
         self.in_share = in_share;
     }
 
-    #[cfg(test)]
     pub(super) fn channel_mut(&mut self) -> &mut C {
         &mut self.channel
     }

@@ -23,7 +23,7 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use towpath_metrics::{Histogram, Kind, Metric, Unit};
 use towpath_ring::{self as ring, Decision, Fanout, Loss, Meta, Overload, Verdict};
 use towpath_wire::{Flow, Time};
@@ -373,6 +373,34 @@ impl<C: Channel> Queue<C> {
         }
         self.broadcasts.clear();
         self.inspectors = ring::Queue::new(self.policy.ring_policy());
+    }
+
+    /// Returns true while an inspector that lives has a frame, overdue ones included.
+    pub fn has_frames(&mut self) -> bool {
+        self.inspectors
+            .listeners()
+            .any(|slot| !ring::Listener::is_dead(&*slot) && slot.channel().has_frames())
+    }
+
+    /// Detaches the inspectors that have frames. Returns their number. The next [`poll`](Self::poll) returns undecided ones.
+    pub fn detach_holders(&mut self) -> u64 {
+        let mut count = 0;
+        for slot in self.inspectors.listeners() {
+            if !ring::Listener::is_dead(&*slot) && slot.channel().has_frames() {
+                slot.channel_mut().detach();
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Gives up all inspectors for another engine. Returns their sockets, in the order in which flows are divided among them.
+    pub fn hand_over(&mut self) -> Vec<OwnedFd> {
+        let sockets = self.inspectors.listeners().filter_map(|slot| slot.channel_mut().hand_over()).collect();
+        let accounts = self.inspectors.listeners().map(|slot| slot.account());
+        self.closed.extend(accounts.filter(|account| *account != Account::ENGINE));
+        self.inspectors = ring::Queue::new(self.policy.ring_policy());
+        sockets
     }
 
     /// Puts a packet into the backlog, if the policy is [`Overload::DropOldest`]. Returns the oldest packet if the backlog was

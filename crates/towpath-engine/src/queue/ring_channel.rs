@@ -1,6 +1,6 @@
 //! The channel to an inspector process: a ring in shared memory.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use towpath_port::MAX_FRAME;
@@ -144,6 +144,20 @@ impl Channel for RingChannel {
 
     fn frames(&self) -> Vec<FrameOut> {
         self.channel.as_ref().map_or(Vec::new(), |channel| channel.frames().collect())
+    }
+
+    fn has_frames(&self) -> bool {
+        self.channel.as_ref().is_some_and(ring::Channel::has_frames)
+    }
+
+    fn detach(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.detach();
+        }
+    }
+
+    fn hand_over(&mut self) -> Option<OwnedFd> {
+        self.channel.as_mut().and_then(ring::Channel::hand_over)
     }
 
     fn detached(&mut self) -> Option<Detached> {

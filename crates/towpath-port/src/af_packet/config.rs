@@ -9,7 +9,7 @@ use crate::host_filter::Filter;
 use crate::interface::Interface;
 use crate::kernel_path::{KernelPath, addresses_of};
 use crate::named::NamedPort;
-use crate::{Error, LinkType, Object, Opener, Port, offload, pins, sys};
+use crate::{Error, HandOver, LinkType, Object, Opener, Port, offload, pins, sys};
 
 /// Configuration of a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,6 +73,27 @@ pub enum Fanout {
     Cpu(u16),
     /// By the hardware receive queue.
     Queue(u16),
+}
+
+impl Fanout {
+    /// The group as two numbers.
+    pub(super) fn numbers(fanout: Option<Self>) -> [u64; 2] {
+        match fanout {
+            None | Some(Self::HashAlone) => [0, 0],
+            Some(Self::Hash(group)) => [1, group.into()],
+            Some(Self::Cpu(group)) => [2, group.into()],
+            Some(Self::Queue(group)) => [3, group.into()],
+        }
+    }
+
+    pub(super) fn of_numbers([kind, group]: [u64; 2]) -> Option<Self> {
+        match kind {
+            1 => Some(Self::Hash(group as u16)),
+            2 => Some(Self::Cpu(group as u16)),
+            3 => Some(Self::Queue(group as u16)),
+            _ => None,
+        }
+    }
 }
 
 impl Config {
@@ -361,6 +382,27 @@ impl DriverConfig for Config {
             log::warn!("{name}: {what}");
         }
         Ok(ports)
+    }
+
+    fn adopt(&self, name: &str, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let path =
+            KernelPath::of(&self.interface).map_err(|source| Error::Io { name: name.into(), source })?;
+        if let Kernel::Excluded { stated: false, .. } = &self.kernel
+            && let Some(what) = self.unstated(&path)
+        {
+            return Err(Error::Config { name: name.into(), what });
+        }
+        let (mut kernel, shared) = (self.kernel.clone(), Shared::default());
+        let adopt = |(worker, port): (usize, HandOver)| {
+            let of = |kernel| Self { queue: worker as u16, kernel, ..self.clone() };
+            let dispensable = matches!(kernel, Kernel::Excluded { stated: false, .. }) && !path.is_used();
+            if dispensable && opener.open(&Object::IngressProgram).is_err() {
+                kernel = Kernel::Shares;
+            }
+            Socket::adopt(of(kernel.clone()), opener, &shared, port)
+                .map(|socket| NamedPort::boxed(name, socket))
+        };
+        ports.into_iter().enumerate().map(adopt).collect()
     }
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {

@@ -22,6 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::burst::{Lent, NEAR};
+use crate::hand_over::{HandOver, changed};
 use crate::interface::Interface;
 use crate::kernel_path::addresses_of;
 use crate::stats::Refused;
@@ -160,6 +161,46 @@ impl Socket {
         })
     }
 
+    /// Continues a socket that another process has opened.
+    fn adopt(mut config: Config, opener: &Opener, shared: &Shared, port: HandOver) -> Result<Self, Error> {
+        config.check()?;
+        let name = config.interface.clone();
+        let io = |source| Error::Io { name: name.clone(), source };
+        let ([socket], numbers) = port.parts(&name)?;
+        let [block_size, blocks, vnet_hdr, fanout @ ..]: [u64; 5] = numbers;
+        if [block_size, blocks] != [u64::from(config.block_size), u64::from(config.blocks)] {
+            return Err(changed(&name, "the size of the receive ring"));
+        }
+        if (vnet_hdr == 1) != config.vnet_hdr {
+            return Err(changed(&name, "`offload`"));
+        }
+        config.fanout = Fanout::of_numbers(fanout);
+        shared.lock().unwrap_or_else(PoisonError::into_inner).fanout = config.fanout;
+        let interface = Interface::find(&socket, &name)?;
+        let ring =
+            Ring::map(socket.as_fd(), config.block_size as usize, config.blocks as usize).map_err(io)?;
+        let mut port = Self {
+            config,
+            shared: Arc::clone(shared),
+            generation: 0,
+            opener: opener.clone(),
+            socket,
+            interface,
+            ring,
+            next: 0,
+            open: None,
+            tx_offload: TxOffload::default(),
+            stats: Stats::default(),
+            refused: Refused::default(),
+        };
+        // The programs of the other process end with it. An interface that is gone has none.
+        if port.look()? != State::Gone {
+            let place = (port.socket.as_fd(), port.interface.index);
+            port.generation = exclude(&port.config, &port.opener, &port.shared, place, 0)?;
+        }
+        Ok(port)
+    }
+
     /// The fanout group, for further sockets to join.
     #[must_use]
     pub fn fanout(&self) -> Option<Fanout> {
@@ -284,6 +325,25 @@ impl Port for Socket {
         let fresh = Self::open_with(self.config.clone(), &self.opener, &self.shared)?;
         *self = Self { stats, ..fresh };
         Ok(())
+    }
+
+    fn is_midway(&self) -> bool {
+        self.open.is_some()
+    }
+
+    fn has_lent(&self) -> bool {
+        !self.ring.is_free()
+    }
+
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        let Config { block_size, blocks, vnet_hdr, .. } = self.config;
+        let [kind, group] = Fanout::numbers(self.config.fanout);
+        let numbers = [block_size.into(), blocks.into(), vnet_hdr.into(), kind, group];
+        HandOver::of(&self.opener, vec![self.socket.try_clone()?], &numbers).map(Some)
+    }
+
+    fn resume(&mut self) {
+        self.next = self.ring.position();
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

@@ -19,12 +19,14 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::mapping::Mapping;
 
 /// Offset of `block_status` in `struct tpacket_block_desc`.
 const BLOCK_STATUS: usize = 8;
+/// Offset of `seq_num`.
+const BLOCK_NUMBER: usize = 24;
 /// Value of `Ring::leases`: the block is not leased. It can be if its status is TP_STATUS_USER.
 const FREE: u32 = 0;
 /// Base value of `Ring::leases` of a leased block, to which the number of leases is added. The last lease writes the status before
@@ -64,6 +66,43 @@ impl Ring {
             return None;
         }
         Some(Lease { ring: self.clone(), block, start: 0, end: self.block_size })
+    }
+
+    /// Returns true if no part of the ring is leased.
+    pub(crate) fn is_free(&self) -> bool {
+        // Acquire: as in `lease`; the statuses of the blocks are written.
+        self.leases.iter().all(|leases| leases.load(Ordering::Acquire) == FREE)
+    }
+
+    /// The block that the kernel passes on next, or has passed on first. Another process may have read the ring.
+    ///
+    /// The kernel numbers the blocks when it begins to fill them.
+    pub(crate) fn position(&self) -> usize {
+        loop {
+            let passed =
+                |block: &usize| self.status(*block).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0;
+            let first = (0..self.blocks()).filter(passed).min_by_key(|block| self.number(*block));
+            if let Some(first) = first {
+                return first;
+            }
+            let open = (0..self.blocks()).max_by_key(|block| self.number(*block)).unwrap_or(0);
+            // Without a passed block the last one is being filled, unless it was passed on meanwhile.
+            if self.number(open) == 0 {
+                return 0;
+            }
+            if !(0..self.blocks()).any(|block| passed(&block)) {
+                return open;
+            }
+        }
+    }
+
+    /// The number of a block; 0: the kernel has not filled it yet.
+    fn number(&self, block: usize) -> u64 {
+        let at = self.mapping.at(block * self.block_size + BLOCK_NUMBER, 8).cast();
+        // SAFETY: as in `status`; aligned to 8 bytes.
+        let number = unsafe { AtomicU64::from_ptr(at) };
+        // Relaxed: blocks that are passed on are ordered by their status, and the others are looked at again.
+        number.load(Ordering::Relaxed)
     }
 
     pub(crate) fn blocks(&self) -> usize {

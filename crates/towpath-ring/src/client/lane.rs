@@ -217,6 +217,11 @@ impl Lane {
         self.post.is_full()
     }
 
+    /// Returns true if the engine asks for a hello.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.post.renewed
+    }
+
     pub(crate) fn stats(&self) -> ConsumerStats {
         ConsumerStats { oneshots: self.stats.oneshots + self.rings.tx.oneshots, ..self.stats }
     }
@@ -233,6 +238,8 @@ struct Post {
     /// One-shot messages whose frames are not received yet: sequence number, length, memfd. The memfd is missing if
     /// this process had no free descriptor.
     announced: VecDeque<(Seq, u64, Option<OwnedFd>)>,
+    /// The engine asks for a hello: it will send new memory.
+    renewed: bool,
 }
 
 impl Post {
@@ -241,7 +248,7 @@ impl Post {
     fn listen(&mut self, socket: &OwnedFd, ended: &mut bool) -> Result<(), RecvError> {
         // Bounded: an engine that keeps ringing could otherwise keep the client here.
         for _ in 0..NOTICES {
-            if self.is_full() || !self.hear(socket, ended)? {
+            if self.renewed || self.is_full() || !self.hear(socket, ended)? {
                 break;
             }
         }
@@ -273,6 +280,7 @@ impl Post {
         let meaningless = || RecvError::Damaged("an invalid message".into());
         match (Notice::parse(message), fds.into_iter().next()) {
             (Ok(Notice::Doorbell), _) => {}
+            (Ok(Notice::Renew), None) => self.renewed = true,
             (Ok(Notice::OneShot { seq, len }), Some(fd)) => {
                 self.announced.push_back((seq, len, Some(fd)));
             }
@@ -307,7 +315,11 @@ impl Post {
         // Earlier one-shot messages were taken with their frames, so this is the next one unless it was read
         // already; only doorbells come between. Bounded, as in `listen`.
         for _ in 0..ANNOUNCED {
-            if index.is_some() || self.announced.len() >= ANNOUNCED || !self.hear(socket, ended)? {
+            if index.is_some()
+                || self.renewed
+                || self.announced.len() >= ANNOUNCED
+                || !self.hear(socket, ended)?
+            {
                 break;
             }
             index = self.announced.back().is_some_and(is_it).then(|| self.announced.len() - 1);

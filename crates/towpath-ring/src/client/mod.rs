@@ -5,13 +5,13 @@
 
 use std::hint;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use towpath_metrics::metrics;
 
 use crate::client::recv_error::RecvError;
-use crate::handshake::attach::{Attached, Options, attach};
+use crate::handshake::attach::{Attached, Options, attach, renew};
 use crate::handshake::attach_error::AttachError;
 use crate::lane::batch;
 use crate::lane::verdict::{Decision, Verdict};
@@ -40,6 +40,8 @@ pub use send::{Inject, InjectError, NotReplaced};
 
 /// Frames of one lane before the next lane's turn.
 const TURN: u32 = 32;
+/// Calls of [`Consumer::try_recv`] without a frame, until one reads the socket.
+const POLLS: u32 = 1024;
 
 /// Identifies a frame of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,6 +132,12 @@ pub struct Consumer {
     /// Process id at the attach.
     process: u32,
     sleeps: u64,
+    /// The path and options with which this client has attached; it greets a successor of the engine with them.
+    greeting: Option<(PathBuf, Options)>,
+    /// Calls of [`try_recv`](Self::try_recv) without a frame.
+    polls: u32,
+    /// Counters of earlier memory.
+    before: ConsumerStats,
 }
 
 metrics! {
@@ -181,6 +189,7 @@ impl Consumer {
     pub fn attach_with(path: impl AsRef<Path>, options: &Options) -> Result<Self, AttachError> {
         let mut consumer = Self::over(attach(path.as_ref(), options)?);
         consumer.gaps = options.gaps;
+        consumer.greeting = Some((path.as_ref().into(), options.clone()));
         Ok(consumer)
     }
 
@@ -200,6 +209,9 @@ impl Consumer {
             send_timeout: None,
             process: std::process::id(),
             sleeps: 0,
+            greeting: None,
+            polls: 0,
+            before: ConsumerStats::default(),
         }
     }
 
@@ -253,7 +265,15 @@ impl Consumer {
     #[inline]
     pub fn try_recv(&mut self) -> Result<Option<Frame>, RecvError> {
         self.flush();
-        self.take()
+        let taken = self.take()?;
+        if taken.is_none() {
+            self.polls = self.polls.wrapping_add(1);
+            // A client that never sleeps would otherwise not learn that it gets new memory, or that the engine has ended.
+            if self.polls.is_multiple_of(POLLS) {
+                self.listen()?;
+            }
+        }
+        Ok(taken)
     }
 
     /// Appends at most `max` frames to `into`; waits for the first one. Returns their number; 0 at the end of the
@@ -441,8 +461,43 @@ impl Consumer {
     /// The socket cannot be read.
     pub fn disarm(&mut self) -> Result<(), RecvError> {
         self.sleeper.disarm(self.lanes.iter().map(Lane::own_page));
-        // All doorbells ring at the first lane's socket.
-        self.lanes[0].listen()
+        self.listen()
+    }
+
+    /// Reads the first lane's socket, where all doorbells ring.
+    fn listen(&mut self) -> Result<(), RecvError> {
+        self.lanes[0].listen()?;
+        if self.lanes[0].is_renewed() { self.renew() } else { Ok(()) }
+    }
+
+    /// Replaces the memory: an engine has handed this client over to its successor, or takes it back. The engine does so only when this
+    /// client has no frames. Waits for the memory, which takes milliseconds.
+    #[cold]
+    fn renew(&mut self) -> Result<(), RecvError> {
+        if self.lanes.iter().any(|lane| lane.rings.has_any()) {
+            return Err(RecvError::Damaged("it was replaced although this client has frames".into()));
+        }
+        let other = |error: AttachError| std::io::Error::other(format!("the engine was replaced: {error}"));
+        let Some((path, options)) = &self.greeting else {
+            return Err(RecvError::Damaged("it was replaced".into()));
+        };
+        let lanes = match renew(self.lanes[0].socket.try_clone()?, path, options) {
+            Ok(lanes) => lanes,
+            Err(AttachError::Closed) => {
+                self.lanes[0].ended = true;
+                return Ok(());
+            }
+            Err(error) => return Err(other(error).into()),
+        };
+        let fences = lanes[0].fences;
+        let mut lanes: Box<[Lane]> = (0..).zip(lanes).map(|(number, lane)| Lane::new(number, lane)).collect();
+        // The caller may have the number of the descriptor.
+        std::mem::swap(&mut lanes[0].socket, &mut self.lanes[0].socket);
+        self.before = ConsumerStats { sleeps: 0, ..self.stats() };
+        self.lanes = lanes;
+        (self.turn, self.left, self.unflushed) = (0, TURN, false);
+        self.sleeper = Sleeper::new(abi::CLIENT_NEED_WAKEUP, fences);
+        Ok(())
     }
 
     /// Number of messages that the lanes have queued for records.
@@ -469,7 +524,7 @@ impl Consumer {
     /// The consumer's counters.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        let mut sum = ConsumerStats { sleeps: self.sleeps, ..ConsumerStats::default() };
+        let mut sum = ConsumerStats { sleeps: self.sleeps, ..self.before };
         self.lanes.iter().for_each(|lane| sum.add(&lane.stats()));
         sum
     }

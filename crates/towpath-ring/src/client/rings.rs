@@ -151,6 +151,11 @@ impl Rings {
         }
     }
 
+    /// Returns true while the caller has a frame.
+    pub(crate) fn has_any(&self) -> bool {
+        self.mine.iter().any(|mine| mine.place != Place::NotMine)
+    }
+
     /// Returns true if this client has message `seq` at `at`.
     #[inline]
     pub(crate) fn has(&self, seq: Seq, at: u32) -> bool {

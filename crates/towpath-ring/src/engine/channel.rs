@@ -10,7 +10,7 @@ mod doorbell_tests;
 mod poll;
 mod send;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -223,6 +223,25 @@ impl Channel {
     /// Ends the channel. The client sees the end of its socket.
     pub fn detach(&mut self) {
         self.liveness.end(Death::Detached);
+    }
+
+    /// Gives up a client that has no frame, for this engine or its successor to give it new memory ([`Endpoint::adopt`]).
+    ///
+    /// Returns the client's socket, once for all lanes. `None`: the channel has ended, was handed over by another lane, or the client has
+    /// frames of this lane. The channel has ended afterwards; the client's connection stays.
+    ///
+    /// [`Endpoint::adopt`]: crate::Endpoint::adopt
+    pub fn hand_over(&mut self) -> Option<OwnedFd> {
+        if self.has_frames() {
+            return None;
+        }
+        self.liveness.hand_over()
+    }
+
+    /// Returns true while the client has a frame of this lane, overdue ones included.
+    #[must_use]
+    pub fn has_frames(&self) -> bool {
+        self.rings.rx.frames.free() < self.rings.rx.frames.frame_nr()
     }
 
     /// Takes back every undecided frame of an ended channel, once each, oldest first where the order is known. The

@@ -13,14 +13,14 @@ use crate::engine::channel::Channel;
 use crate::engine::open::open;
 use crate::engine::quota::{Quota, Quotas};
 use crate::engine::socket_file::SocketFile;
-use crate::handshake::messages::{HELLO, Hello, Refusal, Reply, Welcome};
+use crate::handshake::messages::{HELLO, Hello, Notice, Refusal, Reply, Welcome};
 use crate::lane::verdict::Verdict;
 use crate::reaper::{self, PeerKey, Plain, Reaped, Reaper};
 use crate::shm::abi::{self, Layout, VERSION};
 use crate::shm::geometry::Geometry;
 use crate::shm::header::Credentials;
 use crate::shm::park::Fences;
-use crate::shm::sys;
+use crate::shm::sys::{self, Sent};
 
 /// Users that may attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,11 +147,16 @@ impl Config {
     }
 }
 
+/// Doorbells of an adopted client that are read in one look for its hello.
+const NOTICES: u32 = 64;
+
 /// A connection without a hello.
 #[derive(Debug)]
 struct Pending {
     socket: Reaped<OwnedFd>,
     peer: Credentials,
+    /// A client of an earlier channel, whose doorbells precede its hello.
+    adopted: bool,
 }
 
 /// The engine's socket. Dropping it removes the socket's file unless the path names another file by then. Its
@@ -243,10 +248,28 @@ impl Endpoint {
             std::io::ErrorKind::AddrInUse if SocketFile::is_socket(path) => BindError::InUse(path.into()),
             _ => failed(error),
         })?;
+        Self::with(listener, file, config).map_err(failed)
+    }
+
+    /// Listens on `listener`, which another engine has bound to `path`. The file belongs to that engine until
+    /// [`own_file`](Self::own_file).
+    ///
+    /// # Errors
+    /// The broken rule of the configuration, or the system's error.
+    pub fn on(listener: OwnedFd, path: impl AsRef<Path>, config: Config) -> Result<Self, BindError> {
+        let path = path.as_ref();
+        config.check()?;
+        rustix::io::ioctl_fionbio(&listener, true)
+            .map_err(Into::into)
+            .and_then(|()| Self::with(listener, SocketFile::adopt(path, None), config))
+            .map_err(|source| BindError::Listen { path: path.into(), source })
+    }
+
+    fn with(listener: OwnedFd, file: SocketFile, config: Config) -> std::io::Result<Self> {
         config.reaper.start();
         let listener = config.reaper.wrap(PeerKey::Listener, listener);
-        let watched = sys::watch_set().map_err(failed)?;
-        sys::watch(&watched, &listener).map_err(failed)?;
+        let watched = sys::watch_set()?;
+        sys::watch(&watched, &listener)?;
         Ok(Self {
             file,
             listener,
@@ -257,6 +280,51 @@ impl Endpoint {
             pending: VecDeque::new(),
             stats: Stats::default(),
         })
+    }
+
+    /// The listening socket, for another process, and the identity of its file.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn listener(&self) -> std::io::Result<(OwnedFd, Option<(u64, u64)>)> {
+        Ok((self.listener.try_clone()?, self.file.identity()))
+    }
+
+    /// The file belongs to another process from here on.
+    pub fn give_up_file(&mut self) {
+        self.file.give_up();
+    }
+
+    /// The file belongs to this endpoint from here on.
+    pub fn own_file(&mut self, identity: Option<(u64, u64)>) {
+        self.file.own(identity);
+    }
+
+    /// Takes over a client of an earlier channel ([`Channel::hand_over`]). The client is asked for a hello, and
+    /// [`accept`](Self::accept) returns its new channel. Allow-list and quotas apply as to a new client.
+    ///
+    /// # Errors
+    /// The client has ended.
+    pub fn adopt(&mut self, socket: OwnedFd) -> std::io::Result<()> {
+        match sys::send(&socket, &Notice::Renew.emit(), &[])? {
+            Sent::Yes => {}
+            // A full socket has unread doorbells of the client's last frames; it reads them and then finds the end.
+            Sent::Full | Sent::Gone => {
+                sys::shut(&socket);
+                return Err(ErrorKind::BrokenPipe.into());
+            }
+        }
+        if self.admit(socket, Instant::now(), true) {
+            Ok(())
+        } else {
+            Err(ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    /// Number of adopted clients whose hello has not arrived.
+    #[must_use]
+    pub fn adopting(&self) -> usize {
+        self.pending.iter().filter(|pending| pending.adopted).count()
     }
 
     /// Path of the socket.
@@ -311,7 +379,7 @@ impl Endpoint {
                 return Err(std::io::Error::other("too many sockets of ended clients wait to be closed"));
             }
             let Some(socket) = sys::accept(&self.listener)? else { return Ok(None) };
-            if self.admit(socket, now)
+            if self.admit(socket, now, false)
                 && let Some(channel) = self.hear(self.pending.len() - 1, now)
             {
                 return Ok(Some(channel));
@@ -330,6 +398,7 @@ impl Endpoint {
 
     /// Reads the hellos of the pending connections from index `i`.
     fn hear(&mut self, mut i: usize, now: Instant) -> Option<Channel> {
+        let mut notices = 0;
         while let Some(pending) = self.pending.get(i) {
             // One byte more than a hello, to detect longer messages.
             let mut hello = [0; HELLO + 1];
@@ -337,6 +406,12 @@ impl Endpoint {
             let heard = match reaper.receive(key, &*pending.socket, &mut hello) {
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                     i += 1;
+                    continue;
+                }
+                Ok(Plain { passed_descriptors: false, bytes })
+                    if pending.adopted && notices < NOTICES && Notice::parse(&hello[..bytes]).is_ok() =>
+                {
+                    notices += 1;
                     continue;
                 }
                 heard => heard,
@@ -369,7 +444,7 @@ impl Endpoint {
     }
 
     /// Returns true if the connection is the last pending one now; otherwise it was refused.
-    fn admit(&mut self, socket: OwnedFd, now: Instant) -> bool {
+    fn admit(&mut self, socket: OwnedFd, now: Instant, adopted: bool) -> bool {
         let peer = match Credentials::of(&socket) {
             Ok(peer) => peer,
             Err(e) => {
@@ -393,7 +468,7 @@ impl Endpoint {
                 return false;
             }
             // Silent connections could otherwise keep other clients out.
-            if self.pending.len() >= self.config.pending_max.max(1) {
+            if !adopted && self.pending.len() - self.adopting() >= self.config.pending_max.max(1) {
                 self.refuse_oldest();
             }
             if let Err(e) = sys::watch(&self.watched, &socket) {
@@ -401,7 +476,7 @@ impl Endpoint {
                 self.stats.failed += 1;
                 return false;
             }
-            self.pending.push_back(Pending { socket, peer });
+            self.pending.push_back(Pending { socket, peer, adopted });
             return true;
         }
         let Credentials { pid, uid, .. } = peer;
@@ -426,10 +501,12 @@ impl Endpoint {
     /// Refuses the oldest pending connection of the user that has the most, and names the limit. A user with many
     /// connections does not push out those of others, whose hello may not have arrived yet.
     fn refuse_oldest(&mut self) {
-        let count = |uid| self.pending.iter().filter(|pending| pending.peer.uid == uid).count();
-        let most = self.pending.iter().map(|pending| count(pending.peer.uid)).max();
-        let oldest = self.pending.iter().position(|pending| Some(count(pending.peer.uid)) == most);
-        let holders: Vec<_> = self.pending.iter().map(|p| format!("[{}]", p.peer.pid)).collect();
+        let new = || self.pending.iter().filter(|pending| !pending.adopted);
+        let count = |uid| new().filter(|pending| pending.peer.uid == uid).count();
+        let most = new().map(|pending| count(pending.peer.uid)).max();
+        let oldest =
+            self.pending.iter().position(|pending| !pending.adopted && Some(count(pending.peer.uid)) == most);
+        let holders: Vec<_> = new().map(|p| format!("[{}]", p.peer.pid)).collect();
         let Some(oldest) = oldest.and_then(|at| self.pending.remove(at)) else { return };
         self.unwatch(&oldest.socket);
         let limit = self.config.pending_max.max(1);
@@ -464,7 +541,7 @@ impl Endpoint {
     }
 
     fn attach(&mut self, pending: Pending, hello: &[u8], now: Instant) -> Option<Channel> {
-        let Pending { socket, peer } = pending;
+        let Pending { socket, peer, .. } = pending;
         let Ok(mut hello) = Hello::parse(hello) else {
             self.stats.failed += 1;
             sys::shut(&socket);

@@ -25,10 +25,13 @@ pub enum Death {
     Stuck,
     /// The engine detached the client.
     Detached,
+    /// The client gets new memory, from this engine or its successor ([`Channel::hand_over`](crate::Channel::hand_over)).
+    HandedOver,
 }
 
 impl Death {
-    const ALL: [Self; 5] = [Self::Closed, Self::Exited, Self::Violations, Self::Stuck, Self::Detached];
+    const ALL: [Self; 6] =
+        [Self::Closed, Self::Exited, Self::Violations, Self::Stuck, Self::Detached, Self::HandedOver];
 }
 
 /// The end of one lane ends all lanes; the threads that own the other lanes take back their frames.
@@ -80,8 +83,7 @@ impl PeerLiveness {
 
     /// Ends the channel without a log line; returns true if it lived.
     pub(crate) fn close(&self, how: Death) -> bool {
-        // Relaxed: as in death; the first reason counts.
-        if self.dead.compare_exchange(0, how as u64 + 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if !self.set(how) {
             return false;
         }
         for socket in &self.sockets {
@@ -94,6 +96,18 @@ impl PeerLiveness {
             charge.bar();
         }
         true
+    }
+
+    fn set(&self, how: Death) -> bool {
+        // Relaxed: as in death; the first reason counts.
+        self.dead.compare_exchange(0, how as u64 + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Ends the channel and keeps the client's connection. Returns its socket; `None` if the channel has ended, or there is no free
+    /// descriptor.
+    pub(crate) fn hand_over(&self) -> Option<OwnedFd> {
+        let socket = self.sockets[0].try_clone().ok()?;
+        self.set(Death::HandedOver).then_some(socket)
     }
 
     /// Returns true if the client's process has ended.
@@ -142,6 +156,7 @@ impl fmt::Display for Death {
             Self::Violations => "it wrote too many invalid words",
             Self::Stuck => "it kept too many overdue frames",
             Self::Detached => "detached by the engine",
+            Self::HandedOver => "handed over",
         })
     }
 }

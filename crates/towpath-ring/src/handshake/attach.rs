@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::SealFlags;
 
 use crate::handshake::attach_error::AttachError;
-use crate::handshake::messages::{Hello, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
+use crate::handshake::messages::{Hello, NOTICE, Notice, Offer, Refusal, Reply, Terms, WELCOME, Welcome};
 use crate::shm::abi::{self, Layout, MAGIC, VERSION};
 use crate::shm::park::Fences;
 use crate::shm::region::{Access, Payload, Words, in_huge_pages};
@@ -18,6 +18,8 @@ use crate::shm::sys::{self, Received, Sent};
 
 /// Longest wait for the engine.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Engines in succession that may ask for a hello before one sends its memory.
+const RENEWALS: u32 = 16;
 
 /// Options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,34 +82,66 @@ pub(crate) struct Memory {
 
 /// Attaches to the engine at `path`. Returns the lanes in order; at least one.
 pub(crate) fn attach(path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
-    let (socket, fences) = greet(path, options)?;
-    receive(socket, path, fences)
+    let socket = connect(path)?;
+    renew(socket, path, options)
 }
 
-fn greet(path: &Path, options: &Options) -> Result<(OwnedFd, Fences), AttachError> {
-    let socket = sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
+/// Greets the engine at the other end of `socket`, which listens at `path` or did so, and receives the memory that it sends.
+pub(crate) fn renew(socket: OwnedFd, path: &Path, options: &Options) -> Result<Vec<Attached>, AttachError> {
+    // Bounded: an engine could otherwise keep the client here.
+    for _ in 0..RENEWALS {
+        let fences = greet(&socket, options)?;
+        let copy = socket.try_clone().map_err(system("receiving the engine's memory"))?;
+        match receive(copy, path, fences) {
+            Err(Stop::Renewed) => {}
+            Err(Stop::Failed(error)) => return Err(error),
+            Ok(lanes) => return Ok(lanes),
+        }
+    }
+    Err(AttachError::Closed)
+}
+
+/// Why receiving memory ended early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Another engine wants a hello.
+    Renewed,
+    Failed(AttachError),
+}
+
+impl<E: Into<AttachError>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+fn connect(path: &Path) -> Result<OwnedFd, AttachError> {
+    sys::connect(path, PATIENCE).map_err(|source| match source.kind() {
         // The engine does not accept connections.
         ErrorKind::WouldBlock => AttachError::TimedOut(PATIENCE.as_secs()),
         _ => AttachError::Connect { path: path.into(), source },
-    })?;
+    })
+}
+
+fn greet(socket: &OwnedFd, options: &Options) -> Result<Fences, AttachError> {
     let fences = Fences::offer();
     let Options { name, gaps, events, parts } = options.clone();
     let hello = Hello { version: VERSION, gaps, events, parts, fences, name }.emit();
     // The result is ignored: an engine that refuses a connection answers and closes before it reads the hello, and the answer is
     // still readable.
-    let _: Sent = sys::send(&socket, &hello, &[]).map_err(system("sending the hello"))?;
-    Ok((socket, fences))
+    let _: Sent = sys::send(socket, &hello, &[]).map_err(system("sending the hello"))?;
+    Ok(fences)
 }
 
 /// Receives the memory that the engine at the other end of `socket`, which listens at `path`, sends to a client that
 /// offered `fences`.
-pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, AttachError> {
+pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Vec<Attached>, Stop> {
     // One time limit for all messages together: an engine could otherwise send each message just before its limit.
     let end = Instant::now() + PATIENCE;
     let (terms, fds) = terms(&socket, path, fences, end)?;
     // An engine could otherwise make the client wait for lanes forever, and fill its descriptor table.
     if !(1..=abi::MAX_LANES).contains(&terms.lanes) {
-        return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)));
+        return Err(AttachError::Unsafe(format!("{} lanes", terms.lanes)).into());
     }
     terms.layout.check()?;
     let memory = map(terms.layout, descriptors(fds)?)?;
@@ -121,7 +155,7 @@ pub(crate) fn receive(socket: OwnedFd, path: &Path, fences: Fences) -> Result<Ve
                 let memory = map(layout, [engine, rx, client, tx])?;
                 rest.push(lane_of(bell, &terms, memory));
             }
-            _ => return Err(AttachError::Unsafe(format!("lane {number} is missing"))),
+            _ => return Err(AttachError::Unsafe(format!("lane {number} is missing")).into()),
         }
     }
     let mut lanes = vec![lane_of(socket, &terms, memory)];
@@ -134,22 +168,17 @@ fn lane_of(socket: OwnedFd, terms: &Terms, memory: Memory) -> Attached {
     Attached { socket, oneshot_max, replacement_max, fences, messages, memory }
 }
 
-fn terms(
-    socket: &OwnedFd,
-    path: &Path,
-    fences: Fences,
-    end: Instant,
-) -> Result<(Terms, Vec<OwnedFd>), AttachError> {
+fn terms(socket: &OwnedFd, path: &Path, fences: Fences, end: Instant) -> Result<(Terms, Vec<OwnedFd>), Stop> {
     let (welcome, fds) = welcome(socket, path, end)?;
     match welcome.answer {
         // An engine cannot agree on a scheme that this client did not offer.
         Reply::Attached(terms) => Ok((Terms { fences: terms.fences.and(fences), ..terms }, fds)),
         Reply::Refused(Refusal::Version, _) => {
-            Err(AttachError::Version { engine: welcome.version, client: VERSION })
+            Err(AttachError::Version { engine: welcome.version, client: VERSION }.into())
         }
-        Reply::Refused(Refusal::NotPermitted, text) => Err(AttachError::NotPermitted(text)),
-        Reply::Refused(Refusal::Limit, text) => Err(AttachError::Limit(text)),
-        Reply::Refused(Refusal::Failed, text) => Err(AttachError::Engine(text)),
+        Reply::Refused(Refusal::NotPermitted, text) => Err(AttachError::NotPermitted(text).into()),
+        Reply::Refused(Refusal::Limit, text) => Err(AttachError::Limit(text).into()),
+        Reply::Refused(Refusal::Failed, text) => Err(AttachError::Engine(text).into()),
     }
 }
 
@@ -158,7 +187,7 @@ fn descriptors<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Attach
     fds.try_into().map_err(|_| AttachError::Unsafe(format!("{count} descriptors instead of {N}")))
 }
 
-fn welcome(socket: &OwnedFd, path: &Path, end: Instant) -> Result<(Welcome, Vec<OwnedFd>), AttachError> {
+fn welcome(socket: &OwnedFd, path: &Path, end: Instant) -> Result<(Welcome, Vec<OwnedFd>), Stop> {
     let mut bytes = [0; WELCOME];
     let (len, fds) = next(socket, &mut bytes, end)?;
     let welcome = Welcome::parse(&bytes[..len]).map_err(|_| AttachError::NotTowpath(path.into()))?;
@@ -166,17 +195,27 @@ fn welcome(socket: &OwnedFd, path: &Path, end: Instant) -> Result<(Welcome, Vec<
 }
 
 /// Receives the next message with its descriptors; waits until `end`.
-fn next(socket: &OwnedFd, into: &mut [u8], end: Instant) -> Result<(usize, Vec<OwnedFd>), AttachError> {
+fn next(socket: &OwnedFd, into: &mut [u8], end: Instant) -> Result<(usize, Vec<OwnedFd>), Stop> {
     loop {
         match sys::recv_with_fds(socket, into).map_err(system("waiting for the engine"))? {
+            Received::Message(len, fds) if len == NOTICE && fds.is_empty() => {
+                match Notice::parse(&into[..len]) {
+                    // Of the engine that this client had before.
+                    Ok(Notice::Doorbell) => continue,
+                    Ok(Notice::Renew) => return Err(Stop::Renewed),
+                    _ => return Ok((len, fds)),
+                }
+            }
             Received::Message(len, fds) => return Ok((len, fds)),
-            Received::Short(..) => return Err(system("receiving the engine's memory")(sys::no_descriptor())),
-            Received::End => return Err(AttachError::Closed),
+            Received::Short(..) => {
+                return Err(system("receiving the engine's memory")(sys::no_descriptor()).into());
+            }
+            Received::End => return Err(AttachError::Closed.into()),
             Received::Nothing => {}
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(AttachError::TimedOut(PATIENCE.as_secs()));
+            return Err(AttachError::TimedOut(PATIENCE.as_secs()).into());
         }
         sys::wait(&[socket.as_fd()], Some(left)).map_err(system("waiting for the engine"))?;
     }

@@ -32,6 +32,7 @@ pub(crate) const NOTICE: usize = 16;
 pub(crate) const OFFER: usize = 64;
 const DOORBELL: u16 = 1;
 const ONESHOT: u16 = 2;
+const RENEW: u16 = 5;
 /// Doorbell of earlier clients.
 const FULL: u16 = 4;
 /// An [`Offer`].
@@ -99,6 +100,11 @@ fn fence_flag(fences: Fences, flag: u8) -> u8 {
 
 fn fences_of(flags: u8, flag: u8) -> Fences {
     if flags & flag == 0 { Fences::Both } else { Fences::Membarrier }
+}
+
+/// Returns true if the message begins as a hello. A notice does not.
+pub(crate) fn is_hello(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC.to_le_bytes())
 }
 
 fn parse_head(bytes: &[u8]) -> Result<u16, NotOurs> {
@@ -271,6 +277,8 @@ pub(crate) enum Notice {
     Doorbell,
     /// The payload of message `seq`, in a memfd of `len` bytes.
     OneShot { seq: Seq, len: u64 },
+    /// To the client: send a hello again; new memory follows, of this engine or of its successor. The client has no frames.
+    Renew,
 }
 
 impl Notice {
@@ -278,6 +286,7 @@ impl Notice {
         let (kind, seq, len) = match self {
             Self::Doorbell => (DOORBELL, 0, 0),
             Self::OneShot { seq, len } => (ONESHOT, seq.0, len),
+            Self::Renew => (RENEW, 0, 0),
         };
         let mut out = [0; NOTICE];
         out[..2].copy_from_slice(&kind.to_le_bytes());
@@ -294,6 +303,7 @@ impl Notice {
         match u16::from_le_bytes(*kind) {
             DOORBELL | FULL => Ok(Self::Doorbell),
             ONESHOT => Ok(Self::OneShot { seq: Seq(u32::from_le_bytes(*seq)), len: u64::from_le_bytes(len) }),
+            RENEW => Ok(Self::Renew),
             _ => Err(NotOurs),
         }
     }
@@ -341,7 +351,7 @@ mod tests {
         let offer = Offer { lane: 7, layout };
         assert_eq!(Offer::parse(&offer.emit()), Ok(offer));
         assert_eq!(Offer::parse(&offer.emit()[1..]), Err(NotOurs));
-        for notice in [Notice::Doorbell, Notice::OneShot { seq: Seq(9), len: 1 << 33 }] {
+        for notice in [Notice::Doorbell, Notice::Renew, Notice::OneShot { seq: Seq(9), len: 1 << 33 }] {
             assert_eq!(Notice::parse(&notice.emit()), Ok(notice));
         }
     }

@@ -10,7 +10,7 @@ use crate::shm::seq::Seq;
 use crate::shm::sync::{AtomicU64, Ordering};
 
 /// Version of the layout. The engine and the client must have the same version.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// First word of a hello, of a welcome and of the engine's memory: `TPRG`.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"TPRG");
 

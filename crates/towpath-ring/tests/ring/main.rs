@@ -3,6 +3,7 @@
 mod bind;
 mod conformance;
 mod death;
+mod hand_over;
 mod huge;
 mod lanes;
 mod loss_record;

@@ -7,7 +7,7 @@ use clap::builder::ValueHint;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
-use towpath::daemon::{Failure, Supervisor};
+use towpath::daemon::{Failure, Inherited, Supervisor};
 use towpath::quantity::count;
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
@@ -43,18 +43,39 @@ pub(crate) fn run(args: &Run) -> u8 {
     if args.check {
         return check(args);
     }
+    // Standard input is the channel of an upgrade then.
+    let inherited = match Inherited::of_this_process() {
+        Ok(inherited) => inherited,
+        Err(error) => return fail(exit::FAILED, error),
+    };
+    let refusal = inherited.as_ref().map(Inherited::refusal).transpose();
+    let refusal = match refusal {
+        Ok(refusal) => refusal,
+        Err(error) => return fail(exit::FAILED, error),
+    };
+    let refused = |reason: &dyn std::fmt::Display| {
+        if let Some(refuse) = refusal {
+            refuse(&reason.to_string());
+        }
+    };
     let (config, rules) = match Config::read_whole(&args.config) {
         Ok(read) => read,
         Err(wrong) => {
             wrong.config.iter().chain(&wrong.rules).for_each(say);
+            if let Some(first) = wrong.config.iter().chain(&wrong.rules).next() {
+                refused(first);
+            }
             return code(&wrong);
         }
     };
     rules.warnings.iter().for_each(warn);
     open_files();
-    let supervisor = match Supervisor::start(config, rules.ruleset) {
+    let supervisor = match Supervisor::start_with(config, rules.ruleset, inherited) {
         Ok(supervisor) => supervisor,
-        Err(failure) => return refuse(&failure),
+        Err(failure) => {
+            refused(&failure);
+            return refuse(&failure);
+        }
     };
     match supervisor.run() {
         Ok(ended) if args.json => {
@@ -84,7 +105,9 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Control(_) | Failure::Metrics(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
         Failure::Ipfix(_) | Failure::Events(_) => exit::FAILED,
-        Failure::Thread(_) | Failure::States { .. } | Failure::System(..) => exit::FAILED,
+        Failure::Thread(_) | Failure::States { .. } | Failure::Upgrade(_) | Failure::System(..) => {
+            exit::FAILED
+        }
     };
     fail(code, failure)
 }

@@ -1,5 +1,6 @@
 //! `[engine]`: the threads that process packets.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use towpath_engine::LogDrops;
@@ -31,6 +32,10 @@ pub struct Engine {
     pub log_drops: LogDrops,
     /// User and group of an engine that root starts.
     pub identity: Option<Identity>,
+    /// The programs that an upgrade may start.
+    pub upgrade: Vec<PathBuf>,
+    /// Time for the new version to be ready.
+    pub upgrade_time: Duration,
 }
 
 /// Maximum number of threads and muxes: a gate has 64 walkers, one of them its own.
@@ -57,6 +62,8 @@ impl Default for Engine {
             hugepages: false,
             log_drops: LogDrops::Losses,
             identity: None,
+            upgrade: Vec::new(),
+            upgrade_time: Duration::from_secs(30),
         }
     }
 }
@@ -111,7 +118,23 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
             _ => default.log_drops,
         },
         identity: process::engine(&table),
+        upgrade: upgrade(&table),
+        upgrade_time: table.seconds("upgrade-time").unwrap_or(default.upgrade_time),
     };
     table.finish();
     engine
+}
+
+/// The programs of `upgrade`. A relative path would depend on the directory in which the engine was started.
+fn upgrade(table: &Table<'_, '_>) -> Vec<PathBuf> {
+    let (absolute, relative): (Vec<_>, Vec<_>) =
+        table.texts("upgrade").into_iter().partition(|at| Path::new(at.value).is_absolute());
+    for at in relative {
+        table.wrong(
+            &at.span,
+            format!("`{}` is not an absolute path", at.value),
+            "write \"/usr/bin/towpath\"",
+        );
+    }
+    absolute.into_iter().map(|at| at.value.into()).collect()
 }

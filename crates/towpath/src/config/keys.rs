@@ -205,6 +205,8 @@ pub const KEYS: &[Key] = &[
     new("engine", "reorder-packets", Number(256, 1 << 20), "`8192`", "packets in the reorder buffer of a thread"),
     new("engine", "reorder-memory", Number(1, 4096), "`16`", "MiB of packets in the reorder buffer of a thread"),
     new("engine", "drain", Seconds(0.0, 3600.0), "`5`", "time that a stop waits for inspectors"),
+    new("engine", "upgrade", Texts, "", "programs that an [upgrade](run.md#upgrade) may start, as absolute paths; the first one is the default"),
+    new("engine", "upgrade-time", Seconds(1.0, 3600.0), "`30`", "time for the new version to be ready"),
     new("engine", "log-drops", Word(&["losses", "all", "no"]), "`\"losses\"`", "dropped packets to [log](#log): those that no rule and no inspector decided, all, or none"),
     new("engine", "hugepages", Flag, "`false`", "state table in huge pages"),
     new("engine", "user", Text, "`towpath`, if it exists", "user of the engine, if root starts it ([privileges](privileges.md))"),

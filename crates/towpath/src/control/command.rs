@@ -25,6 +25,8 @@ pub enum Access {
     Packets,
     /// The request changes something. Only an owner may make it.
     Change,
+    /// Root only.
+    Root,
 }
 
 /// A subcommand of `towpath ctl`.

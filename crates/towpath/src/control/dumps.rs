@@ -14,6 +14,7 @@
 //! client that requests nothing, or reads nothing of its frames, is detached after 60 s.
 
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use towpath_gate::state::EventKind;
 use towpath_gate::state::{Cursor, Listed};
-use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Loss, Meta, Progress, Quota, Source, group};
+use towpath_ring::{
+    Allow, Channel, Config, Endpoint, Kind, Loss, Meta, Progress, Quota, SocketFile, Source, group,
+};
 use towpath_wire::Time;
 
 use super::accept_backoff::AcceptBackoff;
@@ -73,6 +76,9 @@ pub(super) const ERANGE: u32 = 34;
 
 /// The listener and its thread. Dropping it stops the thread.
 pub struct Dumps {
+    /// Dropped before the listener, by which the file is identified.
+    file: SocketFile,
+    listener: OwnedFd,
     over: Arc<AtomicBool>,
     bell: EventFd,
     thread: Option<JoinHandle<()>>,
@@ -99,24 +105,58 @@ impl Dumps {
     /// The ring cannot be created.
     pub fn bind(control: &Control, identity: Option<Identity>) -> io::Result<Listening> {
         let path = path(&control.socket);
-        let mut users = vec![Identity::engine_user(identity), 0];
-        users.extend(control.owner);
-        users.sort_unstable();
-        users.dedup();
-        let config = Config {
-            allow: Allow::Users(users),
-            deadline: None,
-            messages: true,
-            huge_pages: false,
-            violations_max: 0,
-            quota: Quota { channels: CLIENTS, channels_per_user: CLIENTS_OF_USER, ..Quota::default() },
-            ..Config::default()
-        };
-        let endpoint = Endpoint::bind(&path, config).map_err(io::Error::other)?;
+        let endpoint = Endpoint::bind(&path, config(control, identity)).map_err(io::Error::other)?;
         let owner = control.owner.or(identity.map(|identity| identity.user));
         let group = control.group.or(identity.map(|identity| identity.group));
         endpoint.set_access(owner, group, Some(control.mode))?;
         Ok(Listening { endpoint, path })
+    }
+
+    /// The socket of the process that this one replaces, which has passed its listener. The file belongs to that process until
+    /// [`own_file`](Self::own_file).
+    ///
+    /// # Errors
+    ///
+    /// It is not a socket.
+    pub fn adopt(control: &Control, identity: Option<Identity>, listener: OwnedFd) -> io::Result<Listening> {
+        let path = path(&control.socket);
+        let endpoint = Endpoint::on(listener, &path, config(control, identity)).map_err(io::Error::other)?;
+        Ok(Listening { endpoint, path })
+    }
+
+    /// The listening socket for another process, and the identity of its file.
+    ///
+    /// # Errors
+    ///
+    /// The process has no free descriptor.
+    pub fn listener(&self) -> io::Result<(OwnedFd, Option<(u64, u64)>)> {
+        Ok((self.listener.try_clone()?, self.file.identity()))
+    }
+
+    /// The file belongs to another process from here on.
+    pub fn give_up_file(&mut self) {
+        self.file.give_up();
+    }
+
+    /// The file belongs to this process from here on.
+    pub fn own_file(&mut self, identity: Option<(u64, u64)>) {
+        self.file.own(identity);
+    }
+}
+
+fn config(control: &Control, identity: Option<Identity>) -> Config {
+    let mut users = vec![Identity::engine_user(identity), 0];
+    users.extend(control.owner);
+    users.sort_unstable();
+    users.dedup();
+    Config {
+        allow: Allow::Users(users),
+        deadline: None,
+        messages: true,
+        huge_pages: false,
+        violations_max: 0,
+        quota: Quota { channels: CLIENTS, channels_per_user: CLIENTS_OF_USER, ..Quota::default() },
+        ..Config::default()
     }
 }
 
@@ -131,7 +171,10 @@ impl Listening {
         shown: EndpointCounters,
         packets: LoggedPackets,
     ) -> io::Result<Dumps> {
-        let Self { endpoint, path } = self;
+        let Self { mut endpoint, path } = self;
+        let (listener, identity) = endpoint.listener()?;
+        endpoint.give_up_file();
+        let file = SocketFile::adopt(&path, identity);
         let (over, bell) = (Arc::new(AtomicBool::new(false)), EventFd::new()?);
         let (clients, pause) = (Vec::new(), AcceptBackoff::of(path.display()));
         let pace = AcceptPace::default();
@@ -158,7 +201,7 @@ impl Listening {
             }
         };
         let thread = std::thread::Builder::new().name("dumps".into()).spawn(run)?;
-        Ok(Dumps { over, bell, thread: Some(thread) })
+        Ok(Dumps { file, listener, over, bell, thread: Some(thread) })
     }
 }
 

@@ -22,6 +22,22 @@ struct Shown {
     paths: Vec<(u16, PathBuf)>,
     dumps: Vec<Ring>,
     servers: ServerStats,
+    upgrade: UpgradeDesk,
+}
+
+/// Upgrades of the engine: what `towpath ctl upgrade` requests of the supervisor, and what it says of the last one.
+#[derive(Clone, Debug, Default)]
+pub struct UpgradeDesk {
+    /// The programs that may be started.
+    pub programs: Vec<PathBuf>,
+    /// Why no upgrade is possible.
+    pub impossible: Option<String>,
+    /// The program that a request named, by its number.
+    pub wanted: Option<usize>,
+    /// An upgrade was requested or is in progress.
+    pub running: bool,
+    /// Why the last upgrade failed.
+    pub failed: Option<String>,
 }
 
 /// Counters that belong to the whole engine.
@@ -82,6 +98,11 @@ impl EndpointCounters {
     /// A copy of the rings of dump clients.
     pub(super) fn dumps(&self) -> Vec<Ring> {
         self.lock().dumps.clone()
+    }
+
+    /// Changes or reads the state of upgrades.
+    pub fn upgrade<T>(&self, change: impl FnOnce(&mut UpgradeDesk) -> T) -> T {
+        change(&mut self.lock().upgrade)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shown> {

@@ -26,7 +26,7 @@ use towpath_ring::reaper::{PeerKey, Plain, Reaped, Reaper, refuse_descriptors};
 use towpath_ring::{Credentials, SocketFile};
 
 use super::accept_backoff::AcceptBackoff;
-use super::command::{Context, Pending, Reply, Request};
+use super::command::{Access, Context, Pending, Reply, Request};
 use super::commands::show_states::Event;
 use super::endpoints::EndpointCounters;
 use super::protocol::{Code, READER_REQUEST_MAX, Refusal};
@@ -152,6 +152,26 @@ impl Listening {
         listener.set_nonblocking(true).map_err(system)?;
         let access = AccessControl { engine: Identity::engine_user(None), owner: None, others: false };
         Ok(Self { file: SocketFile::adopt(path, file), listener, access })
+    }
+
+    /// The socket of the process that this one replaces, which has passed its listener, with the access rights of the configuration. The
+    /// file belongs to that process until [`Server::own_file`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if it is not a Unix socket.
+    pub fn adopt_as(
+        control: &Control,
+        identity: Option<Identity>,
+        listener: OwnedFd,
+    ) -> Result<Self, BindError> {
+        let this = Self::adopt(&control.socket, listener, None)?;
+        let access = AccessControl {
+            engine: Identity::engine_user(identity),
+            owner: control.owner,
+            others: control.mode & 0o066 != 0,
+        };
+        Ok(Self { access, ..this })
     }
 
     /// Starts the server's thread. Returns one inbox for each of `wakes`: the eventfd that wakes the engine thread for a query, or
@@ -553,6 +573,9 @@ impl Client {
     fn grant(&mut self, request: &Request, body: Value, context: &Context<'_>, now: u64) {
         match self.role.refusal(request.access) {
             Some(refusal) => self.session.refuse(&refusal),
+            None if request.access == Access::Root && self.user != 0 => {
+                self.session.refuse(&Refusal::new(Code::NotPermitted, "only root may do this"));
+            }
             None => match (request.handle)(body, context) {
                 Ok(Reply::Pending(pending)) => self.pending = Some(pending),
                 Ok(reply) => self.session.handle_reply(reply, now),

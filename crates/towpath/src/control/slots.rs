@@ -81,7 +81,7 @@ impl Role {
     pub(super) fn refusal(self, access: Access) -> Option<Refusal> {
         let message = match (self, access) {
             (Self::Owner, _) | (Self::Reader, Access::Read) => return None,
-            (Self::Reader, Access::Change) => {
+            (Self::Reader, Access::Change | Access::Root) => {
                 "you have read access only; root, the engine's user and the socket's owner may change the engine"
             }
             (Self::Reader, Access::Packets) => {

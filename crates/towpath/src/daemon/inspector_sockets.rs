@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::process::{Pid, getpgid};
 use towpath_port::MAX_FRAME;
-use towpath_ring::{Allow, Channel, Config, Endpoint, Quota};
+use towpath_ring::{Allow, BindError, Channel, Config, Endpoint, Quota};
 
 use crate::config;
 use crate::control::AcceptBackoff;
@@ -56,17 +56,21 @@ struct InspectorChild {
     pause: Duration,
     /// The process has attached.
     attached: bool,
+    /// Its user.
+    user: Option<u32>,
 }
 
 impl Socket {
     /// Creates the socket of a queue. Starts no process.
     ///
-    /// `identity` is the user that the engine becomes; it owns the socket.
+    /// `identity` is the user that the engine becomes; it owns the socket. `inherited` is the listener of the process that this one
+    /// replaces, to which the file belongs until [`own_file`](Self::own_file).
     pub(super) fn bind(
         queue: &config::Queue,
         threads: usize,
         starter: &Starter,
         identity: Option<Identity>,
+        inherited: Option<OwnedFd>,
     ) -> Result<Self, Error> {
         let number = queue.number;
         let system = |source| Error::System { queue: number, source };
@@ -79,7 +83,9 @@ impl Socket {
                 (directory.path().join(format!("queue-{number}.sock")), Some(directory))
             }
         };
-        super::make_directory_of(&path, identity);
+        if inherited.is_none() {
+            super::make_directory_of(&path, identity);
+        }
         let engine = Identity::engine_user(identity);
         let limits = inspectors.limits(threads);
         let config = Config {
@@ -94,9 +100,15 @@ impl Socket {
             quota: limits,
             ..Config::default()
         };
-        let endpoint =
-            Endpoint::bind(&path, config).map_err(|source| Error::Bind { queue: number, source })?;
-        open(&endpoint, inspectors, starter, identity).map_err(system)?;
+        let endpoint = match inherited {
+            Some(listener) => Endpoint::on(listener, &path, config),
+            None => Endpoint::bind(&path, config).and_then(|endpoint| {
+                let opened = open(&endpoint, inspectors, starter, identity);
+                opened.map_err(|source| BindError::Listen { path: path.clone(), source })?;
+                Ok(endpoint)
+            }),
+        };
+        let endpoint = endpoint.map_err(|source| Error::Bind { queue: number, source })?;
         let children = wanted(inspectors).map(InspectorChild::new).collect();
         let users = inspectors.users.clone();
         let pause = AcceptBackoff::of(format_args!("queue {number}"));
@@ -159,6 +171,69 @@ impl Socket {
             self.start_one(at).map_err(|source| Error::Start { queue: self.queue, program, source })?;
         }
         Ok(self.children.len())
+    }
+
+    /// The listening socket for another process, and the identity of its file, if the configuration names the path.
+    pub(super) fn listener(&self) -> io::Result<Option<(OwnedFd, Option<(u64, u64)>)>> {
+        self.configured_path().map(|_| self.endpoint.listener()).transpose()
+    }
+
+    /// The file belongs to another process from here on.
+    pub(super) fn give_up_file(&mut self) {
+        if self.directory.is_none() {
+            self.endpoint.give_up_file();
+        }
+    }
+
+    /// The file belongs to this process from here on.
+    pub(super) fn own_file(&mut self, identity: Option<(u64, u64)>) {
+        self.endpoint.own_file(identity);
+    }
+
+    /// Gives the client of an earlier channel a new one, which [`accept`](Self::accept) returns.
+    pub(super) fn adopt(&mut self, client: OwnedFd) {
+        if let Err(error) = self.endpoint.adopt(client) {
+            log::warn!("queue {}: an inspector was lost at an upgrade: {error}", self.queue);
+        }
+    }
+
+    /// Number of adopted clients that have not attached yet.
+    pub(super) fn adopting(&self) -> usize {
+        self.endpoint.adopting()
+    }
+
+    /// The started processes that run, for another process: a copy of the descriptor, the words of the program, the id, the user.
+    pub(super) fn children(&mut self) -> io::Result<Vec<(OwnedFd, Vec<String>, u32, Option<u32>)>> {
+        let mut all = Vec::new();
+        for child in &mut self.children {
+            if child.is_running()
+                && let Some(process) = &child.process
+            {
+                let pidfd = process.as_fd().try_clone_to_owned()?;
+                all.push((pidfd, child.program.words.clone(), process.id(), child.user));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Continues a process that the launcher has started for the process that this one replaces. A process that the configuration does
+    /// not want is killed.
+    pub(super) fn adopt_child(&mut self, mut process: Child, words: &[String], user: Option<u32>) {
+        let place =
+            self.children.iter_mut().find(|child| child.process.is_none() && child.program.words == words);
+        match place {
+            Some(child) => {
+                (child.process, child.user) = (Some(process), user);
+                self.started.extend(user);
+                self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
+            }
+            None => drop(process.kill()),
+        }
+    }
+
+    /// Leaves the processes to another one.
+    pub(super) fn leave_children(&mut self) {
+        self.children.iter_mut().for_each(|child| child.process = None);
     }
 
     /// Starts a process. Its user may attach from now on.
@@ -338,14 +413,14 @@ fn wanted(inspectors: &config::Inspectors) -> impl Iterator<Item = Program> + '_
 impl InspectorChild {
     fn new(program: Program) -> Self {
         let pause = Duration::ZERO;
-        Self { program, process: None, started: Instant::now(), early: 0, pause, attached: false }
+        Self { program, process: None, started: Instant::now(), early: 0, pause, attached: false, user: None }
     }
 
     /// Starts the process. Returns its user.
     fn start(&mut self, starter: &Starter, queue: u16, socket: &Path) -> io::Result<u32> {
         self.started = Instant::now();
         let started = starter.start(&Place::Queue(queue), &self.program, socket)?;
-        self.process = Some(started.child);
+        (self.process, self.user) = (Some(started.child), Some(started.user));
         self.attached = false;
         Ok(started.user)
     }

@@ -11,6 +11,7 @@
 //! [`Supervisor`] does everything that needs a lookup, a file or a process.
 
 mod huge_pages;
+mod inherited;
 mod inspector_sockets;
 pub mod launcher;
 mod mux_admission;
@@ -24,6 +25,7 @@ mod supervisor;
 mod worker;
 mod worker_command;
 
+pub use self::inherited::Inherited;
 pub use self::privilege::Capabilities;
 pub use self::supervisor::ruleset as wiring;
 pub use self::supervisor::{Ended, Failure, Supervisor};

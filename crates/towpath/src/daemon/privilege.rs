@@ -60,7 +60,12 @@ impl Capabilities {
             | CapabilitySet::KILL
             | CapabilitySet::DAC_OVERRIDE;
         let optional = Self::of_ports(config, |driver| driver.capabilities_optional());
-        Self(Self::needed(config).0 | optional.0 | starts)
+        // The next version of the engine gives its new files to its user, and raises its limit of locked memory.
+        let upgrades = match config.engine.upgrade.is_empty() {
+            true => CapabilitySet::empty(),
+            false => CapabilitySet::CHOWN | CapabilitySet::SYS_RESOURCE,
+        };
+        Self(Self::needed(config).0 | optional.0 | starts | upgrades)
     }
 
     /// Drops all other capabilities of this thread and of threads and processes that it starts, and the possibility to get new ones by

@@ -4,6 +4,7 @@ mod reload;
 pub mod ruleset;
 mod shutdown;
 mod start;
+mod upgrade;
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -18,6 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use towpath_engine::queue::RingChannel;
 
+use self::upgrade::Upgrade;
+use super::inherited::Inherited;
 use super::inspector_sockets::Socket;
 use super::launcher::Launcher;
 use super::mux_service::Service;
@@ -111,6 +114,9 @@ pub enum Failure {
         /// The error.
         source: io::Error,
     },
+    /// The process that this one is to replace continues or has ended.
+    #[error("not upgraded: {0}")]
+    Upgrade(io::Error),
     /// A system call failed.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
@@ -165,11 +171,15 @@ pub struct Supervisor {
     events: Option<Events>,
     /// Offloads flows. Its entries end before the ports.
     _offload: Option<Offloading>,
-    _server: Option<Server>,
+    server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,
-    _endpoint: Option<Endpoint>,
-    _dumps: Option<Dumps>,
+    endpoint: Option<Endpoint>,
+    dumps: Option<Dumps>,
+    /// The process that this one replaces, until it has given up its files.
+    inherited: Option<Inherited>,
+    /// The process that replaces this one.
+    upgrade: Upgrade,
 }
 
 /// The supervisor's handle of a worker.
@@ -220,6 +230,7 @@ impl Supervisor {
             let (all, mut failed) = self.look_at_threads();
             failed |= self.launcher_ended();
             if heard(&mut self.stop) || failed {
+                self.stop_upgrade();
                 self.drain();
                 self.outlast();
                 break;
@@ -233,9 +244,12 @@ impl Supervisor {
                 self.reload();
             }
             if heard(&mut self.usr2) {
-                log::warn!(
-                    "SIGUSR2 ignored: `towpath run` cannot be upgraded; stop it and start the new version"
-                );
+                self.request_upgrade();
+            }
+            if self.attend_upgrade() {
+                self.drain();
+                self.outlast();
+                return self.end(States::Left);
             }
             self.accept_inspectors();
             self.look_after_inspectors();
@@ -303,7 +317,7 @@ impl Supervisor {
 
     /// Accepts attached inspectors, a bounded number in each turn and in a bounded share of the time.
     fn accept_inspectors(&mut self) {
-        if !std::mem::take(&mut self.connecting) {
+        if !std::mem::take(&mut self.connecting) || self.upgrade.is_handed_over() {
             return;
         }
         let begun = Instant::now();
@@ -355,10 +369,13 @@ impl Supervisor {
                 .flat_map(Socket::processes)
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
+        fds.extend(self.upgrade.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        fds.extend(self.inherited.as_ref().map(|inherited| PollFd::new(inherited, PollFlags::IN)));
         // No event is requested: only its end is reported.
         fds.extend(self.launcher.as_ref().map(|launcher| PollFd::new(launcher, PollFlags::empty())));
         let before = fds.len();
-        let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused);
+        let handed_over = self.upgrade.is_handed_over();
+        let open = self.sockets.iter().zip(paused).filter(|(_, paused)| !paused && !handed_over);
         fds.extend(open.map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
         let event = idle_wait(&mut fds, timeout);
         self.connecting = event && fds[before..].iter().any(|fd| !fd.revents().is_empty());

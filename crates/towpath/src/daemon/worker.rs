@@ -3,13 +3,14 @@
 //! One turn receives a burst from every port, processes it, and sends what leaves by each port; then the muxes run (`muxes.rs`).
 //! After a turn without work the worker polls for a while, then sleeps on every descriptor that can bring work.
 
-use std::sync::mpsc::Receiver;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use towpath_port::{Burst, Port, Received, State};
+use towpath_port::{Burst, HandOver, Port, Received, State};
 
 use super::muxes::Muxes;
 use super::stalled::StalledSender;
@@ -20,6 +21,7 @@ use crate::control::commands::show_ports;
 use crate::eventfd::EventFd;
 use crate::metrics::thread::LoadClock;
 use crate::packet_log::LogSender;
+use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
 use towpath_engine::LiveEngine;
@@ -29,6 +31,9 @@ use towpath_engine::router;
 
 /// Interval between two checks of the ports, and the longest sleep.
 const TICK: Duration = Duration::from_secs(1);
+
+/// Longest sleep until a pause has begun.
+const PAUSE_TICK: Duration = Duration::from_millis(1);
 
 /// Turns between two clock reads while packets arrive.
 const TURNS: u32 = 256;
@@ -52,7 +57,13 @@ pub struct Worker {
     log: LogSender,
     /// The clock, published for readers of the states.
     clock: Clock,
+    /// Nothing is received: another process does so, or will.
+    paused: Option<Pausing>,
 }
+
+/// A pause that has not begun: until when inspectors may return frames, and the sender to be dropped when it has.
+#[derive(Debug)]
+struct Pausing(Option<(Instant, Sender<()>)>);
 
 /// A port and its state.
 struct Live {
@@ -109,6 +120,7 @@ impl Worker {
             drain,
             log,
             clock,
+            paused: None,
         }
     }
 
@@ -126,6 +138,7 @@ impl Worker {
             if messages && !packets {
                 self.idle();
             }
+            self.begin_pause();
             let came = packets || messages;
             worked |= came;
             turns += 1;
@@ -134,7 +147,9 @@ impl Worker {
                 load.tick(now, std::mem::take(&mut worked));
                 if now - looked >= TICK {
                     looked = now;
-                    self.look_at_ports();
+                    if self.paused.is_none() {
+                        self.look_at_ports();
+                    }
                     self.show_ports();
                     // Detects dead inspectors when the worker does not sleep.
                     self.engine.disarm();
@@ -163,15 +178,42 @@ impl Worker {
 
     /// Returns true if no source can deliver any more.
     fn is_over(&self) -> bool {
-        self.muxes.is_empty() && self.ports.iter().all(|live| live.ended)
+        self.muxes.is_empty() && self.paused.is_none() && self.ports.iter().all(|live| live.ended)
+    }
+
+    /// Begins a pause when every received packet has left, and no inspector has a frame.
+    fn begin_pause(&mut self) {
+        let Some(Pausing(Some((until, _)))) = self.paused else { return };
+        if !self.engine.is_drained() || self.ports.iter().any(|live| live.port.has_lent()) {
+            return;
+        }
+        if self.engine.has_frames() {
+            if Instant::now() < until {
+                return;
+            }
+            let detached = self.engine.detach_holders();
+            log::warn!(
+                "upgrade: {} detached, because frames were not returned in time",
+                count(detached, "inspector")
+            );
+            self.engine.process_verdicts();
+        }
+        for live in &mut self.ports {
+            if let Err(error) = live.port.flush() {
+                live.warn(&error);
+            }
+        }
+        self.paused = Some(Pausing(None));
     }
 
     /// Receives once from every port, processes, and sends. Returns whether any packet arrived.
     fn turn(&mut self) -> bool {
         let mut came = false;
+        let paused = self.paused.is_some();
         for at in 0..self.ports.len() {
             let live = &mut self.ports[at];
-            if live.ended || live.state == State::Gone {
+            // What was begun is received before a pause.
+            if live.ended || live.state == State::Gone || paused && !live.port.is_midway() {
                 continue;
             }
             let burst = Arc::get_mut(&mut self.burst).expect("the burst is unshared between turns");
@@ -258,6 +300,13 @@ impl Worker {
                 }
                 WorkerCommand::Serve(served) => self.muxes.serve(*served),
                 WorkerCommand::Begin => {}
+                WorkerCommand::Pause(until, begun) => self.paused = Some(Pausing(Some((until, begun)))),
+                WorkerCommand::Ports(to) => self.hand_over_ports(&to),
+                WorkerCommand::HandOver(to) => {
+                    // The supervisor may have given up.
+                    let _ = to.send(self.engine.hand_over());
+                }
+                WorkerCommand::Resume => self.resume(),
                 WorkerCommand::Drain => return false,
                 other => self.change(other),
             }
@@ -285,16 +334,31 @@ impl Worker {
             | WorkerCommand::CheckInspectors
             | WorkerCommand::Serve(_)
             | WorkerCommand::Begin
+            | WorkerCommand::Pause(..)
+            | WorkerCommand::Ports(_)
+            | WorkerCommand::HandOver(_)
+            | WorkerCommand::Resume
             | WorkerCommand::Keepalives(_)
             | WorkerCommand::Drain => {}
         }
+    }
+
+    fn hand_over_ports(&mut self, to: &Sender<Vec<io::Result<Option<HandOver>>>>) {
+        // The supervisor may have given up.
+        let _ = to.send(self.ports.iter_mut().map(|live| live.port.hand_over()).collect());
+    }
+
+    /// Receives from where another process has stopped.
+    fn resume(&mut self) {
+        self.paused = None;
+        self.ports.iter_mut().for_each(|live| live.port.resume());
     }
 
     /// Until the start is complete, arriving packets stay in the kernel's queues.
     fn wait_for_the_start(&mut self) {
         loop {
             match self.commands.recv() {
-                Ok(WorkerCommand::Begin) => return,
+                Ok(WorkerCommand::Begin) => return self.resume(),
                 Ok(WorkerCommand::Join(queue, channel, inspector)) => {
                     self.join(false, queue, channel, *inspector);
                 }
@@ -336,9 +400,11 @@ impl Worker {
             let now = self.engine.io_mut().wall();
             let due = self.engine.deadline().into_iter().chain(self.engine.io_mut().neighbors_due()).min();
             let due = due.map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
-            let sleep = due.min(TICK).min(patience);
+            let tick = if matches!(self.paused, Some(Pausing(Some(_)))) { PAUSE_TICK } else { TICK };
+            let sleep = due.min(tick).min(patience);
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
-            let watched = self.ports.iter().filter(|live| !live.ended && live.state == State::Up);
+            let open = |live: &&Live| !live.ended && live.state == State::Up && self.paused.is_none();
+            let watched = self.ports.iter().filter(open);
             let mut fds: Vec<PollFd<'_>> = watched
                 .filter_map(|live| live.port.poll_fd())
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))

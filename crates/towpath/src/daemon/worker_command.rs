@@ -1,12 +1,16 @@
 //! Commands from the supervisor to a worker, and the eventfd that wakes it.
 
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
+use std::time::Instant;
 
 use towpath_gate::state::Keepalive;
 
 use super::muxes::Served;
 use crate::config::Engine;
 use towpath_engine::queue::{DefaultVerdict, Policy, RingChannel};
+use towpath_port::HandOver;
 
 /// A command from the supervisor to a worker.
 #[derive(Debug)]
@@ -31,6 +35,15 @@ pub(super) enum WorkerCommand {
     Pace(Engine),
     /// Drops the sender, which tells the supervisor that all earlier commands are done.
     Settle(Sender<()>),
+    /// Stops receiving, for an upgrade. The sender is dropped when every received packet is decided and sent, and no inspector has a
+    /// frame. Inspectors that still have one at the time are detached.
+    Pause(Instant, Sender<()>),
+    /// Sends what each port hands over to another process.
+    Ports(Sender<Vec<io::Result<Option<HandOver>>>>),
+    /// Gives up the inspectors, and sends their queues and sockets. The worker is paused.
+    HandOver(Sender<Vec<(u16, OwnedFd)>>),
+    /// Receives again after `Pause`.
+    Resume,
     /// Stops receiving and waits for packets that inspectors hold.
     Drain,
 }

@@ -58,6 +58,14 @@ impl Channel {
         Ok(Self { socket })
     }
 
+    /// A second handle of this end.
+    ///
+    /// # Errors
+    /// Fails if there are no free descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { socket: self.socket.try_clone()? })
+    }
+
     /// Sends a message, with a descriptor if it has one.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub use successor::{Executable, Successor};
 
 /// Version of the messages. A new process with another version refuses. To be increased when a message, the detail of an item, or the state of
 /// a framing gets another meaning.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The variable that tells a process that its standard input is the channel of its parent, whose process id is its value.
 pub const VARIABLE: &str = "TOWPATH_UPGRADE";

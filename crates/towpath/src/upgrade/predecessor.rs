@@ -64,6 +64,8 @@ pub enum Received {
     Nothing,
     /// There is no free descriptor.
     Full,
+    /// This process may serve.
+    Go,
     /// Everything was handed over. The files of the listeners belong to this process.
     Done,
 }
@@ -130,9 +132,16 @@ impl Predecessor {
 
     /// Tells the old process that this one cannot serve.
     pub fn refuse(&self, reason: &str) {
-        let reason = reason.chars().take(1000).collect();
-        // It may have ended.
-        let _ = self.channel.send(&Message::Refused { reason }, None);
+        refuse(&self.channel, reason);
+    }
+
+    /// A function that [refuses](Self::refuse), for a part of the program that does not have the predecessor.
+    ///
+    /// # Errors
+    /// Fails if there are no free descriptors.
+    pub fn refusal(&self) -> io::Result<impl FnOnce(&str) + use<>> {
+        let channel = self.channel.try_clone()?;
+        Ok(move |reason: &str| refuse(&channel, reason))
     }
 
     /// Tells the old process that this one can serve, and waits until it does so. Objects that were not taken are closed: nothing
@@ -149,6 +158,14 @@ impl Predecessor {
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// Tells the old process that this one can serve. Items follow, and then Go.
+    ///
+    /// # Errors
+    /// The old process has ended the upgrade, or ends itself.
+    pub fn ready(&self) -> io::Result<()> {
+        self.channel.send(&Message::Ready, None)
     }
 
     /// Tells the old process that this one serves.
@@ -191,6 +208,7 @@ impl Predecessor {
                     let item = Item { detail, fd, bytes: Bytes::new() };
                     self.partial = Some(Partial { item, bytes: BytesMut::new(), length });
                 }
+                (Packet::Message(Message::Go, None), None) => return Ok(Received::Go),
                 (Packet::Message(Message::Done, _), None) => return Ok(Received::Done),
                 _ => return invalid(),
             }
@@ -201,6 +219,12 @@ impl Predecessor {
             }
         }
     }
+}
+
+fn refuse(channel: &Channel, reason: &str) {
+    let reason = reason.chars().take(1000).collect();
+    // It may have ended.
+    let _ = channel.send(&Message::Refused { reason }, None);
 }
 
 /// The parent, if the variable names it and standard input is its channel: a program that this process starts inherits the variable.

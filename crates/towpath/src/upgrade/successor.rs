@@ -101,6 +101,11 @@ impl Successor {
         let child = Child::of_this(command.spawn()?)?;
         // Closes our copy of its end: the end of the process is the end of the channel.
         drop(command);
+        Ok(Self::over(channel, child, service, objects))
+    }
+
+    /// The process `child` at the other end of `channel`, which is passed the objects.
+    pub fn over(channel: Channel, child: Child, service: &str, objects: Vec<Object>) -> Self {
         let mut successor = Self { child, channel, queue: VecDeque::new(), ending: None };
         successor.push(Message::Hello {
             version: VERSION,
@@ -112,7 +117,7 @@ impl Successor {
             let message = Message::Object { kind, name, detail };
             successor.queue.push_back(Outgoing { message, fd: Some(fd), bytes: Bytes::new(), begun: false });
         }
-        Ok(successor)
+        successor
     }
 
     /// Its process id.

@@ -673,6 +673,10 @@ impl WorkerPool {
                     end = Some(Ok(()));
                     break;
                 }
+                Ok(Received::Go) => {
+                    end = Some(Err(io::ErrorKind::InvalidData.into()));
+                    break;
+                }
                 Err(error) => {
                     end = Some(Err(error));
                     break;

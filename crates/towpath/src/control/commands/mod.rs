@@ -33,6 +33,7 @@ mod show_top;
 mod sysctl;
 mod table;
 mod trace;
+mod upgrade;
 
 /// Every subcommand, in the order of `--help`.
 pub static COMMANDS: &[Command] = &[
@@ -65,6 +66,7 @@ pub static COMMANDS: &[Command] = &[
     sysctl::COMMAND,
     ipfw::COMMAND,
     clean::COMMAND,
+    upgrade::COMMAND,
 ];
 
 /// Finds a request by the value of `do`.
@@ -146,6 +148,7 @@ mod tests {
             ("command", json!({ "text": "zero" })),
             ("delete-state", json!({ "flow": "icmp 10.0.0.1 10.0.0.2" })),
             ("set", json!({ "name": "n", "value": 1 })),
+            ("upgrade", json!({ "binary": null })),
         ];
         for request in COMMANDS.iter().flat_map(|command| command.requests) {
             let name = super::super::command::name(request.name);
@@ -179,6 +182,7 @@ mod tests {
             ("follow", Access::Packets),
             ("command", Access::Change),
             ("set", Access::Change),
+            ("upgrade", Access::Root),
         ] {
             assert_eq!(request(name).unwrap().access, access, "{name}");
         }

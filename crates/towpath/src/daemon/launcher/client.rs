@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +28,10 @@ pub(crate) struct Launcher {
     socket: OwnedFd,
     /// A request and its reply are one step. False: the launcher has ended or did not answer.
     works: Mutex<bool>,
-    child: Child,
+    /// The process, if this one is its parent.
+    child: Option<Child>,
+    /// Another engine uses it from now on.
+    handed_over: AtomicBool,
 }
 
 impl Launcher {
@@ -49,9 +53,42 @@ impl Launcher {
             .process_group(0);
         let child = command.spawn()?;
         drop(command);
-        let launcher = Arc::new(Self { socket, works: Mutex::new(true), child });
+        Self::over(socket, Some(child), config)
+    }
+
+    /// The launcher of the engine that this one replaces, at a connection of its own.
+    pub(crate) fn inherited(socket: OwnedFd, config: &Config) -> io::Result<Arc<Self>> {
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        Self::over(socket, None, config)
+    }
+
+    fn over(socket: OwnedFd, child: Option<Child>, config: &Config) -> io::Result<Arc<Self>> {
+        let (works, handed_over) = (Mutex::new(true), AtomicBool::new(false));
+        let launcher = Arc::new(Self { socket, works, child, handed_over });
         launcher.adopt(config)?;
         Ok(launcher)
+    }
+
+    /// Starts the program number `at` of `upgrade` as the next version of the engine, with this standard input. Returns the process,
+    /// and its connection to the launcher.
+    pub(crate) fn upgrade(
+        self: &Arc<Self>,
+        at: usize,
+        stdin: BorrowedFd<'_>,
+    ) -> io::Result<(process::Child, OwnedFd)> {
+        let json = std::env::args_os().any(|argument| argument == "--json");
+        let request = Message { numbers: [at as u32, json.into(), 0], ..Message::new(Kind::Upgrade) };
+        let (reply, descriptors) = self.ask_with(&request, &[stdin, rustix::stdio::stdout()])?;
+        let [pidfd, connection]: [OwnedFd; 2] =
+            descriptors.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+        let launcher = Arc::clone(self) as Arc<dyn Remote>;
+        Ok((process::Child::of_launcher(reply.numbers[0], pidfd, launcher), connection))
+    }
+
+    /// Another engine uses the launcher from now on: it does not end with this one.
+    pub(crate) fn hand_over(&self) {
+        // Relaxed: read by the drop, which follows on the thread that drops the last reference.
+        self.handed_over.store(true, Ordering::Relaxed);
     }
 
     /// Makes the launcher read the configuration again. It must have the same programs and ports as `config`.
@@ -65,12 +102,20 @@ impl Launcher {
     }
 
     fn ask(&self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {
+        self.ask_with(request, &[])
+    }
+
+    fn ask_with(
+        &self,
+        request: &Message,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<(Message, Vec<OwnedFd>)> {
         let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the launcher has ended");
         if !*works {
             return Err(ended());
         }
-        let reply = request.send(&self.socket, &[]).and_then(|()| Message::receive(&self.socket));
+        let reply = request.send(&self.socket, descriptors).and_then(|()| Message::receive(&self.socket));
         match reply {
             Ok(Some((reply, descriptors))) => Ok((reply.checked()?, descriptors)),
             // Without this, a late reply would be taken for the reply to the next request.
@@ -117,6 +162,8 @@ impl Drop for Launcher {
     fn drop(&mut self) {
         // It kills its children and exits. The engine cannot signal it.
         let _ = shutdown(&self.socket, Shutdown::Both);
-        let _ = self.child.wait();
+        if let Some(child) = self.child.as_mut().filter(|_| !*self.handed_over.get_mut()) {
+            let _ = child.wait();
+        }
     }
 }

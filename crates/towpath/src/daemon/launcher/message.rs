@@ -34,6 +34,9 @@ pub(super) enum Kind {
     Kill = 5,
     /// Open an object of a port (`object.rs`). Reply: the descriptors.
     Open = 6,
+    /// Start the program of the first number in `upgrade` of [engine] as the next version of the engine, with --json if the second number
+    /// is 1. Descriptors: its standard input and output. Reply: its process id; a pidfd, and a further connection to the launcher.
+    Upgrade = 7,
 }
 
 /// A request or a reply.
@@ -86,7 +89,7 @@ impl Message {
         let number = |at: usize| bytes[at..].first_chunk().map_or(0, |number| u32::from_ne_bytes(*number));
         let kinds =
             [Kind::Done, Kind::Failed, Kind::Adopt, Kind::Start, Kind::Status, Kind::Kill, Kind::Open];
-        let kind = *kinds.get(number(0) as usize)?;
+        let kind = *kinds.iter().chain(&[Kind::Upgrade]).nth(number(0) as usize)?;
         let digest = u64::from_ne_bytes(*bytes[16..].first_chunk()?);
         let text = bytes[28..].get(..number(24) as usize)?.to_vec();
         Some(Self { kind, numbers: [number(4), number(8), number(12)], digest, text })
@@ -164,7 +167,7 @@ mod tests {
         let (one, other) = UnixDatagram::pair().unwrap();
         let valid = Message::new(Kind::Kill).to_bytes();
         let mut kind = valid;
-        kind[..4].copy_from_slice(&7u32.to_ne_bytes());
+        kind[..4].copy_from_slice(&8u32.to_ne_bytes());
         let mut long = valid;
         long[24..28].copy_from_slice(&257u32.to_ne_bytes());
         for bytes in [&kind[..], &long, &valid[1..]] {

@@ -7,6 +7,7 @@
 //!                         -- Adopt ----------------->   reads the configuration again
 //!                         -- Open ---------------->   descriptors of ports that need a privilege
 //!                         -- Start, Status, Kill --->   inspectors and workers, each as its own user
+//!                         -- Upgrade --------------->   the next version of the engine, with a connection of its own
 //! ```
 //!
 //! Rules:
@@ -60,5 +61,6 @@ fn digest_of_all(config: &Config) -> u64 {
         config.ports.iter().map(|port| format!("{} {:?}", port.name, port.driver)).collect();
     ports.sort_unstable();
     ports.hash(&mut hasher);
+    config.engine.upgrade.hash(&mut hasher);
     hasher.finish()
 }

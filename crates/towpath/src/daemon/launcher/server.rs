@@ -5,12 +5,14 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process_group, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -20,6 +22,7 @@ use super::unused_id::UnusedIds;
 use super::{digest, digest_of_all, object, programs};
 use crate::config::Config;
 use crate::process::{Identity, Limit, Place, Program, spawn};
+use crate::upgrade;
 
 /// Limit on started processes whose exit status the engine has not requested.
 const CHILDREN: usize = 8192;
@@ -33,6 +36,8 @@ struct Server {
     /// The configuration, once it was adopted.
     config: Option<Config>,
     children: HashMap<u32, Child>,
+    /// The engines that it has started, oldest first. They are in `children` until their status is known.
+    engines: Vec<u32>,
     ids: UnusedIds,
 }
 
@@ -55,23 +60,91 @@ fn run(file: &Path) -> io::Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let mut server =
-        Server { file: file.into(), config: None, children: HashMap::new(), ids: UnusedIds::default() };
-    loop {
-        let (request, _) = match Message::receive(&socket) {
-            Ok(Some(request)) => request,
-            Ok(None) | Err(_) => return Ok(()),
-        };
-        let (reply, descriptors) =
-            server.handle(&request).unwrap_or_else(|error| (Message::failed(&error), Vec::new()));
-        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        if reply.send(&socket, &descriptors).is_err() {
-            return Ok(());
+    let mut server = Server {
+        file: file.into(),
+        config: None,
+        children: HashMap::new(),
+        engines: Vec::new(),
+        ids: UnusedIds::default(),
+    };
+    // One for each engine: during an upgrade, two.
+    let mut engines = vec![socket];
+    while !engines.is_empty() {
+        let mut fds: Vec<_> = engines.iter().map(|engine| PollFd::new(engine, PollFlags::IN)).collect();
+        if poll(&mut fds, None).is_err() {
+            continue;
         }
+        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut new = None;
+        let mut ready = ready.into_iter();
+        engines.retain(|engine| !ready.next().unwrap_or(false) || server.serve(engine, &mut new));
+        engines.extend(new);
+        server.reap_engines();
     }
+    Ok(())
 }
 
 impl Server {
+    /// Answers a request of an engine. Returns false if it has ended. `new` becomes the connection of another engine.
+    fn serve(&mut self, engine: &OwnedFd, new: &mut Option<OwnedFd>) -> bool {
+        let Ok(Some((request, passed))) = Message::receive(engine) else { return false };
+        let handled = match request.kind {
+            Kind::Upgrade => self.upgrade(&request, passed).map(|(id, pidfd, ours, theirs)| {
+                *new = Some(ours);
+                (Message { numbers: [id, 0, 0], ..Message::new(Kind::Done) }, vec![pidfd, theirs])
+            }),
+            _ => self.handle(&request),
+        };
+        let (reply, descriptors) = handled.unwrap_or_else(|error| (Message::failed(&error), Vec::new()));
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        reply.send(engine, &descriptors).is_ok()
+    }
+
+    /// Starts the next version of the engine, with the privileges of the launcher. Returns its process id, a pidfd, and both ends of
+    /// its connection.
+    fn upgrade(
+        &mut self,
+        request: &Message,
+        passed: Vec<OwnedFd>,
+    ) -> io::Result<(u32, OwnedFd, OwnedFd, OwnedFd)> {
+        let config = self.config.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
+        let [at, json, _] = request.numbers;
+        let path = config.engine.upgrade.get(at as usize);
+        let path = path.ok_or_else(|| io::Error::other("the configuration does not name this program"))?;
+        let [stdin, stdout]: [OwnedFd; 2] = passed.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let mut command = Command::new(path);
+        command
+            .arg("run")
+            .args((json == 1).then_some("--json"))
+            .arg(&self.file)
+            .env(upgrade::VARIABLE, std::process::id().to_string())
+            .stdin(stdin)
+            .stdout(stdout)
+            .process_group(0);
+        let child = command.spawn()?;
+        let id = child.id();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        self.children.insert(id, child);
+        self.engines.push(id);
+        Ok((id, pidfd?, ours, theirs))
+    }
+
+    /// Reaps the engines before the last one that have ended.
+    fn reap_engines(&mut self) {
+        let last = self.engines.last().copied();
+        let Self { engines, children, .. } = self;
+        engines.retain(|id| {
+            let lives = Some(*id) == last
+                || children.get_mut(id).is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+            if !lives {
+                children.remove(id);
+            }
+            lives
+        });
+    }
+
     fn handle(&mut self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {
         let done = Message::new(Kind::Done);
         let [number, ..] = request.numbers;
@@ -100,7 +173,7 @@ impl Server {
                     port.ok_or_else(|| io::Error::other("the configuration does not have this port"))?;
                 Ok((done, port.driver.open_object(&object)?))
             }
-            Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
+            Kind::Upgrade | Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 

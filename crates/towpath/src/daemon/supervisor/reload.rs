@@ -177,7 +177,7 @@ impl Supervisor {
         }
         let is_new = |queue: &&config::Queue| !self.sockets.iter().any(|socket| socket.queue == queue.number);
         let bind = |queue| {
-            Socket::bind(queue, self.workers.len().max(1), &self.starter, None)
+            Socket::bind(queue, self.workers.len().max(1), &self.starter, None, None)
                 .map_err(|error| vec![error.to_string()])
         };
         let bound = config.queues.iter().filter(is_new).map(bind).collect::<Result<_, _>>()?;

@@ -19,6 +19,7 @@ use towpath_port::offload::FlowMap;
 use towpath_port::{Opener, Port, driver, scheduling};
 use towpath_wire::LinkType;
 
+use super::super::inherited::{self, Inherited};
 use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
@@ -30,6 +31,7 @@ use super::super::stalled::stalled;
 use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
+use super::upgrade::Upgrade;
 use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
     is_signalled,
@@ -67,6 +69,20 @@ impl Supervisor {
     ///
     /// The first resource that is unavailable.
     pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
+        Self::start_with(config, ruleset, None)
+    }
+
+    /// As [`start`](Self::start), and takes over from the process that has started this one to be replaced by it. That process continues if
+    /// this fails.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start); [`Failure::Upgrade`] if that process ends or ends the upgrade.
+    pub fn start_with(
+        config: Config,
+        ruleset: Ruleset,
+        mut inherited: Option<Inherited>,
+    ) -> Result<Self, Failure> {
         let signals = |error| Failure::System("signals", error);
         // Before the files are read: a SIGHUP that follows a change of the files must not be lost.
         let hup = reloads().map_err(signals)?;
@@ -77,6 +93,10 @@ impl Supervisor {
         privilege::warn_of_root(config.engine.identity, identity);
         leftovers::remove_at_start(identity);
         let launcher = match rustix::process::geteuid().is_root() {
+            true if let Some(inherited) = &mut inherited => {
+                let taken = inherited.launcher().and_then(|socket| Launcher::inherited(socket, &config));
+                Some(taken.map_err(|error| Failure::System("the launcher of the old version", error))?)
+            }
             true => Some(Launcher::start(&config).map_err(|error| Failure::System("the launcher", error))?),
             false => None,
         };
@@ -103,7 +123,9 @@ impl Supervisor {
             if flow_map.is_none() {
                 driver.clear_flows();
             }
+            let parts = inherited.as_mut().map_or_else(Vec::new, |inherited| inherited.port(&port.name));
             let opened = match port.optional {
+                _ if !parts.is_empty() => driver.adopt(&port.name, threads, parts, &opener)?,
                 true => driver.open_optional(&port.name, threads, &opener)?,
                 false => driver.open_with(&port.name, threads, &opener)?,
             };
@@ -112,32 +134,43 @@ impl Supervisor {
         }
         // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.
         let stop = stops().map_err(signals)?;
-        if let Some(control) = &config.control {
-            super::super::make_directory_of(&control.socket, identity);
-        }
-        let listening =
-            config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
+        let mut listener = |name: &str| inherited.as_mut().and_then(|inherited| inherited.listener(name));
+        let listening = match (&config.control, listener(inherited::CONTROL)) {
+            (None, _) => None,
+            (Some(control), Some(socket)) => Some(Listening::adopt_as(control, identity, socket)?),
+            (Some(control), None) => {
+                super::super::make_directory_of(&control.socket, identity);
+                Some(Listening::bind_as(control, identity)?)
+            }
+        };
         if let Some(path) = config.metrics.as_ref().and_then(config::Metrics::unix) {
             super::super::make_directory_of(path, identity);
         }
         let listening_metrics = config
             .metrics
             .as_ref()
-            .map(|metrics| endpoint::Listening::bind(metrics, identity))
+            .map(|metrics| match listener(inherited::METRICS) {
+                Some(socket) => Ok(endpoint::Listening::adopt(metrics, socket)),
+                None => endpoint::Listening::bind(metrics, identity),
+            })
             .transpose()?;
         let sockets = config
             .queues
             .iter()
-            .map(|queue| Socket::bind(queue, threads.max(1), &starter, identity))
+            .map(|queue| {
+                let socket = listener(&inherited::queue(queue.number));
+                Socket::bind(queue, threads.max(1), &starter, identity, socket)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let listening_muxes = config
             .muxes
             .iter()
             .map(|mux| mux_service::Listening::open(mux, &starter, identity))
             .collect::<Result<Vec<_>, _>>()?;
-        let saved = config.states.as_deref().map(snapshot::read);
-        let dumps =
-            config.control.as_ref().map(|control| Dumps::bind(control, identity).map_err(Failure::Dumps));
+        let dumps = config.control.as_ref().map(|control| match listener(inherited::DUMPS) {
+            Some(socket) => Dumps::adopt(control, identity, socket).map_err(Failure::Dumps),
+            None => Dumps::bind(control, identity).map_err(Failure::Dumps),
+        });
         let dumps = dumps.transpose()?;
         let ipfix = config.ipfix.as_ref().map(ipfix::Opened::open).transpose()?;
         if let Some(EventOutput::File(path)) = config.events.as_ref().map(|events| &events.output) {
@@ -145,6 +178,7 @@ impl Supervisor {
         }
         let events = config.events.as_ref().map(events::Prepared::new);
         let packet_events = events.as_ref().and_then(events::Prepared::sender);
+        let saved = config.states.as_deref().filter(|_| inherited.is_none()).map(snapshot::read);
         let needed = match launcher {
             Some(_) => Capabilities::needed_in_use(&config),
             None => Capabilities::needed(&config),
@@ -338,11 +372,14 @@ impl Supervisor {
             ipfix,
             events,
             _offload: offload,
-            _server: server,
+            server,
             counters,
-            _endpoint: endpoint,
-            _dumps: dumps,
+            endpoint,
+            dumps,
+            inherited,
+            upgrade: Upgrade::None,
         };
+        supervisor.offer_upgrades();
         if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
             // The threads wait for `Begin`: end them.
             supervisor.sockets.clear();
@@ -371,7 +408,10 @@ impl Supervisor {
     ) -> Result<(), Failure> {
         let path = |socket: &Socket| Some((socket.queue, socket.configured_path()?.to_owned()));
         self.counters.set_paths(sockets.iter().filter_map(path));
-        let started = self.start_inspectors(&mut sockets);
+        let started = match self.inherited {
+            Some(_) => Ok(()),
+            None => self.start_inspectors(&mut sockets),
+        };
         self.sockets = sockets;
         started?;
         let (mut served, mut failed) = (Vec::new(), None);
@@ -403,6 +443,7 @@ impl Supervisor {
         if self.is_stopped() {
             return Ok(());
         }
+        self.take_over()?;
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
         Ok(())
     }

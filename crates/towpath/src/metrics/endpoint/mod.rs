@@ -127,6 +127,16 @@ impl Listening {
                 (listener.into(), None)
             }
         };
+        Ok(Self::of(config, file, listener))
+    }
+
+    /// The endpoint of the process that this one replaces, which has passed its listener. The file of a Unix socket belongs to that
+    /// process until [`Endpoint::own_file`].
+    pub fn adopt(config: &config::Metrics, listener: OwnedFd) -> Self {
+        Self::of(config, config.unix().map(|path| SocketFile::adopt(path, None)), listener)
+    }
+
+    fn of(config: &config::Metrics, file: Option<SocketFile>, listener: OwnedFd) -> Self {
         let address = match &file {
             Some(_) => config.listen.clone(),
             None => match rustix::net::getsockname(&listener).map(std::net::SocketAddr::try_from) {
@@ -134,7 +144,7 @@ impl Listening {
                 _ => config.listen.clone(),
             },
         };
-        Ok(Self { file, listener, address })
+        Self { file, listener, address }
     }
 
     /// Starts the thread. It collects with `senders`, whose queries signal `wakeup`.
@@ -150,6 +160,7 @@ impl Listening {
         shared: EndpointCounters,
     ) -> io::Result<Endpoint> {
         let Self { file, listener, address } = self;
+        let copy = listener.try_clone()?;
         let over = Arc::new(AtomicBool::new(false));
         let server = Server {
             listener,
@@ -170,7 +181,7 @@ impl Listening {
         };
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(|| server.run())?;
         log::info!("metrics: listens on {address}");
-        Ok(Endpoint { file, over, wakeup, thread: Some(thread) })
+        Ok(Endpoint { file, listener: copy, over, wakeup, thread: Some(thread) })
     }
 }
 
@@ -178,9 +189,31 @@ impl Listening {
 #[derive(Debug)]
 pub struct Endpoint {
     file: Option<SocketFile>,
+    listener: OwnedFd,
     over: Arc<AtomicBool>,
     wakeup: EventFd,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// The listening socket for another process, and the identity of its file.
+    ///
+    /// # Errors
+    ///
+    /// The process has no free descriptor.
+    pub fn listener(&self) -> io::Result<(OwnedFd, Option<(u64, u64)>)> {
+        Ok((self.listener.try_clone()?, self.file.as_ref().and_then(SocketFile::identity)))
+    }
+
+    /// The file belongs to another process from here on.
+    pub fn give_up_file(&mut self) {
+        self.file.iter_mut().for_each(SocketFile::give_up);
+    }
+
+    /// The file belongs to this process from here on.
+    pub fn own_file(&mut self, identity: Option<(u64, u64)>) {
+        self.file.iter_mut().for_each(|file| file.own(identity));
+    }
 }
 
 impl Drop for Endpoint {

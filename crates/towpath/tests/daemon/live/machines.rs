@@ -239,6 +239,13 @@ impl Echo {
     }
 }
 
+impl Drop for Echo {
+    /// After a failed assertion, the machines end.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
 pub(crate) fn arrived((client, server): (Got, Got)) {
     assert!(client.recv().unwrap() == bytes(2), "the left machine got other bytes");
     assert!(server.recv().unwrap() == bytes(1), "the right machine got other bytes");

@@ -13,3 +13,4 @@ mod offload;
 mod restarts;
 mod router;
 mod services;
+mod upgrade;

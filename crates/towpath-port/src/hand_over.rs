@@ -1,0 +1,55 @@
+//! A port in two processes: what one hands over, and the other continues.
+//!
+//! The kernel's rings keep receiving in between. A port is handed over between two frames: no frame is lent, and none is half read. Its
+//! positions are in the rings that both processes map, so they are read when the other process [resumes](crate::Port::resume).
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use crate::{Error, Opener};
+
+/// What a port hands over.
+#[derive(Debug, Default)]
+pub struct HandOver {
+    /// The descriptors. None: the interface does not exist, and the other process opens the port anew.
+    pub descriptors: Vec<OwnedFd>,
+    /// Parameters of the descriptors, by driver.
+    pub numbers: Vec<u64>,
+}
+
+impl HandOver {
+    /// Of the claim in `opener`, and of the port's own descriptors and parameters.
+    pub(crate) fn of(opener: &Opener, own: Vec<OwnedFd>, numbers: &[u64]) -> io::Result<Self> {
+        let claim = opener.claim()?;
+        let claimed = u64::from(claim.is_some());
+        let descriptors = claim.into_iter().chain(own).collect();
+        Ok(Self { descriptors, numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect() })
+    }
+
+    /// The descriptors and numbers, if they are as many as these.
+    ///
+    /// # Errors
+    /// Another version handed over the port `name`.
+    pub(crate) fn parts<const D: usize, const N: usize>(
+        self,
+        name: &str,
+    ) -> Result<([OwnedFd; D], [u64; N]), Error> {
+        let other = || {
+            Error::Config {
+            name: name.to_owned(),
+            what: "its descriptors were handed over by a version that this one cannot continue: restart the engine".into(),
+        }
+        };
+        let descriptors = self.descriptors.try_into().map_err(|_| other())?;
+        let numbers = self.numbers.try_into().map_err(|_| other())?;
+        Ok((descriptors, numbers))
+    }
+}
+
+/// The error of a port whose configuration differs from that of the port that was handed over.
+pub(crate) fn changed(name: &str, what: &str) -> Error {
+    Error::Config {
+        name: name.to_owned(),
+        what: format!("{what} cannot change at an upgrade: restart the engine"),
+    }
+}

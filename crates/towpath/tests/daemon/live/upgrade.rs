@@ -1,0 +1,208 @@
+//! Upgrades of a running engine under load: no packet is lost, and inspectors keep their connections.
+
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use towpath_port::netns::{Host, until, within};
+
+use super::machines::*;
+
+const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
+
+/// TCP only by states: a connection whose state is lost stalls. UDP to one port is inspected.
+const RULES: &str = "\
+add 100 allow layer2 mac-type arp
+add 200 check-state
+add 300 inspect 1 udp from any to any 9
+add 310 inspect 2 udp from any to any 10
+add 400 allow tcp from any to any setup recv wan keep-state
+add 500 allow udp from any to any 11
+";
+
+/// Number of upgrades under load. `.ci/nightly upgrade` sets it to 100.
+fn upgrades() -> u32 {
+    std::env::var("TOWPATH_UPGRADES").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
+}
+
+/// The engine that runs now.
+struct Running {
+    /// The first engine, which is a child of this process.
+    first: Engine,
+    /// The present one, unless it is the first.
+    now: Option<Pid>,
+}
+
+impl Running {
+    fn start(directory: &Path) -> Self {
+        Self { first: Engine::start(directory), now: None }
+    }
+
+    fn id(&self) -> Pid {
+        self.now.unwrap_or_else(|| Pid::from_child(&self.first.child))
+    }
+
+    /// Upgrades, and waits until the engine before has ended.
+    fn upgrade(&mut self) {
+        let before = pidfd_open(self.id(), PidfdFlags::empty()).unwrap();
+        let said = self.first.ctl("upgrade --json");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!(said["before"].as_i64(), Some(self.id().as_raw_nonzero().get().into()), "{said}");
+        self.now = Pid::from_raw(said["process"].as_i64().unwrap() as i32);
+        ended(&before);
+        if let Ok(Some(status)) = self.first.child.try_wait() {
+            assert!(status.success(), "{status}");
+        }
+    }
+
+    /// Stops the present engine.
+    fn stop(self) {
+        let process = pidfd_open(self.id(), PidfdFlags::empty()).unwrap();
+        kill_process(self.id(), Signal::TERM).unwrap();
+        ended(&process);
+    }
+}
+
+/// Waits until a process has ended.
+fn ended(process: &impl AsFd) {
+    poll(&mut [PollFd::new(process, PollFlags::IN)], None).unwrap();
+}
+
+fn config(more: &str) -> String {
+    let queues = "\
+[queue.1]
+socket = \"q1.sock\"
+deadline = 5
+[queue.2]
+command = \"TOWPATH inspect --queue 2 --match nothing-like-this --verdict drop\"
+workers = 2
+deadline = 5
+";
+    format!("{BRIDGE}{}[engine]\nupgrade = [\"{TOWPATH}\"]\n{more}", queues.replace("TOWPATH", TOWPATH))
+}
+
+fn inspector(directory: &Path) -> Child {
+    Command::new(TOWPATH)
+        .args(["inspect", "--queue", "1", "--match", "nothing-like-this", "--verdict", "drop"])
+        .env("TOWPATH_SOCKET", directory.join("q1.sock"))
+        .spawn()
+        .unwrap()
+}
+
+/// Numbered datagrams from the left machine to ports of the right one, without pause.
+struct Load {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    sender: std::sync::mpsc::Receiver<()>,
+    receivers: Vec<std::sync::mpsc::Receiver<BTreeSet<u64>>>,
+}
+
+impl Load {
+    fn start(left: &Host, right: &Host, ports: &[u16]) -> Self {
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let receivers = ports.iter().map(|&port| {
+            let server = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
+            // The machine itself must lose none.
+            let _ = set_socket_recv_buffer_size(&server, 32 << 20);
+            server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let over = Arc::clone(&stop);
+            right.start(move || {
+                let (mut got, mut number) = (BTreeSet::new(), [0; 8]);
+                loop {
+                    match server.recv(&mut number) {
+                        Ok(_) => assert!(got.insert(u64::from_be_bytes(number)), "a datagram arrived twice"),
+                        Err(_) if over.load(Ordering::Relaxed) => return got,
+                        Err(_) => {}
+                    }
+                }
+            })
+        });
+        let receivers = receivers.collect();
+        let (over, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
+        let sender = left.start(move || {
+            let client = UdpSocket::bind((LEFT, 0)).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                for _ in 0..8 {
+                    let number = count.load(Ordering::Relaxed);
+                    for &port in &ports {
+                        client.send_to(&number.to_be_bytes(), (RIGHT, port)).unwrap();
+                    }
+                    count.store(number + 1, Ordering::Relaxed);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { stop, sent, sender, receivers }
+    }
+
+    /// Waits until some more were sent.
+    fn goes_on(&self) {
+        let before = self.sent.load(Ordering::Relaxed);
+        until(|| self.sent.load(Ordering::Relaxed) > before + 200);
+    }
+
+    /// Stops, and returns the numbers that did not arrive, for each port, and the number of sent ones.
+    fn end(mut self) -> (Vec<u64>, u64) {
+        self.goes_on();
+        // The last ones are on their way for a moment.
+        std::thread::sleep(Duration::from_millis(300));
+        self.stop.store(true, Ordering::Relaxed);
+        self.sender.recv().unwrap();
+        let sent = self.sent.load(Ordering::Relaxed);
+        let missing = |got: BTreeSet<u64>| sent - got.len() as u64;
+        (self.receivers.drain(..).map(|receiver| missing(receiver.recv().unwrap())).collect(), sent)
+    }
+}
+
+impl Drop for Load {
+    /// After a failed assertion, the machines end.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The process ids of the attached inspectors.
+fn inspectors(engine: &Engine) -> BTreeSet<i64> {
+    let rings = engine.json("show rings --json");
+    let rings = rings["rings"].as_array().unwrap().iter().filter(|ring| ring["gone"].is_null());
+    rings.map(|ring| ring["pid"].as_i64().unwrap()).collect()
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn upgrades_lose_no_packet_no_connection_and_no_inspector() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(&config(""), RULES);
+        let mut engine = Running::start(files.path());
+        let mut own = inspector(files.path());
+        until(|| inspectors(&engine.first).len() == 3);
+        let before = inspectors(&engine.first);
+        let echo = Echo::start(&left, &right, 9100);
+        echo.goes_on();
+        let load = Load::start(&left, &right, &[9, 10, 11]);
+        for _ in 0..upgrades() {
+            load.goes_on();
+            engine.upgrade();
+            echo.goes_on();
+            assert_eq!(inspectors(&engine.first), before);
+        }
+        let (missing, sent) = load.end();
+        assert_eq!(missing, [0, 0, 0], "of {sent} datagrams");
+        echo.goes_on();
+        echo.end();
+        assert!(own.try_wait().unwrap().is_none(), "the inspector has ended");
+        engine.stop();
+        own.wait().unwrap();
+        assert!(!files.path().join("ctl.sock").exists() && !files.path().join("q1.sock").exists());
+    });
+}
