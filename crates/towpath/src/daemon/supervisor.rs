@@ -170,7 +170,7 @@ pub struct Supervisor {
     /// Writes events.
     events: Option<Events>,
     /// Offloads flows. Its entries end before the ports.
-    _offload: Option<Offloading>,
+    offload: Option<Offloading>,
     server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,

@@ -371,7 +371,7 @@ impl Supervisor {
             running: None,
             ipfix,
             events,
-            _offload: offload,
+            offload,
             server,
             counters,
             endpoint,

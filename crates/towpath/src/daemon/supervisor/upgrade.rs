@@ -85,6 +85,10 @@ impl Supervisor {
             Some(_) if !self.config.muxes.is_empty() => {
                 Some("it has muxes, which are not handed over: stop it and start the new version".to_owned())
             }
+            // The entries of the kernel's flow map would have no owner.
+            Some(_) if self.offload.is_some() => Some(
+                "it offloads flows, which are not handed over: stop it and start the new version".to_owned(),
+            ),
             Some(_) => None,
         };
         self.counters.upgrade(|desk| {
