@@ -9,6 +9,7 @@
 //! towpath-bench mux [--json] [--seconds N] [--reps N] [--only NAME] [--svg FILE]
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench nfqueue [--json] [--seconds N] [--reps N] [--only NAME]
+//! towpath-bench offload [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
 //! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...] [--port DRIVER] [--threads N] [--lanes N]
 //! towpath-bench variance FILE... [--json] [--write]
@@ -70,6 +71,7 @@ enum Command {
     Send(Send),
     Live(Live),
     Nfqueue(Nfqueue),
+    Offload(Offload),
     Hostile(Hostile),
     All(All),
     Numbers(Numbers),
@@ -253,6 +255,29 @@ struct Live {
 /// with 0 if every measured metric meets its target, else with 1.
 #[derive(Debug, Parser)]
 struct Nfqueue {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Duration of each measurement
+    #[arg(long, value_name = "N", default_value = "1", value_parser = seconds)]
+    seconds: Duration,
+
+    /// Number of repetitions; ours and the peer's alternate
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    reps: u32,
+
+    /// Measure only metrics whose name contains NAME
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// Benchmark flow offload against the kernel's bridge, a bare tc redirect, the engine without offload, and NFQUEUE
+///
+/// The command creates temporary network namespaces, which needs root, `ip`, `tc`, `iptables` and `iperf3`, and Linux 6.6. Expects the
+/// `towpath` binary in the directory of this program. Exits with 0 if every measured metric meets its target, else with 1.
+#[derive(Debug, Parser)]
+struct Offload {
     /// Print one JSON array
     #[arg(long)]
     json: bool,
@@ -525,6 +550,9 @@ fn main() -> ExitCode {
         Command::Live(args) => subject::live::run(args.json, args.seconds, args.reps, args.only.as_deref()),
         Command::Nfqueue(args) => {
             subject::nfqueue::run(args.json, args.seconds, args.reps, args.only.as_deref())
+        }
+        Command::Offload(args) => {
+            subject::offload::run(args.json, args.seconds, args.reps, args.only.as_deref())
         }
         Command::Hostile(args) => {
             let Hostile { port: driver, threads, lanes, .. } = args;

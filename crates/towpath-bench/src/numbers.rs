@@ -167,6 +167,7 @@ fn names(subject: &Command) -> Vec<String> {
         "ring" => crate::subject::ring::names(),
         "live" => crate::subject::live::names(),
         "nfqueue" => crate::subject::nfqueue::names(),
+        "offload" => crate::subject::offload::names(),
         _ => Vec::new(),
     }
 }

@@ -1,7 +1,7 @@
 //! Flow offload: a thread that lets the kernel forward the packets of flows that the rules have decided.
 //!
 //! What: the thread learns of states from the change journal of the state table. When a state has as many packets as
-//! `after`, and the path of its packets is fixed ([`flow_path`]), the thread writes an entry for each direction into
+//! `after`, and the path of its packets is fixed ([`flow_path`](towpath_engine::offload::flow_path)), the thread writes an entry for each direction into
 //! the [`FlowMap`]. Every [`TICK`] it adds what the kernel counted to the states and rules, and so refreshes the states. An entry ends
 //! with its state. Worker threads take no part in this, and never wait for it.
 //!
@@ -27,7 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use towpath_engine::Topology;
-use towpath_engine::offload::{FlowPath, NoPath, flow_path};
+use towpath_engine::offload::{FlowPath, NoPath};
 use towpath_engine::router::Directory;
 use towpath_gate::state::{Flow, JournalReader};
 use towpath_gate::{PortId, Walker};
@@ -228,17 +228,6 @@ impl Drop for Offloading {
         }
         self.offload.table().clear();
     }
-}
-
-/// The path of the packets of a flow, by the rules and routes that `walker` has now.
-fn path_of(
-    walker: &mut Walker,
-    topology: &Topology,
-    flow: &Flow,
-    arrival: PortId,
-    now: Time,
-) -> Result<FlowPath, NoPath> {
-    flow_path(walker, topology, flow, arrival, now)
 }
 
 impl std::fmt::Debug for Offload {

@@ -376,7 +376,9 @@ impl RulesetManager {
         wanted: impl Fn(&Listed, u32, &str) -> bool,
     ) -> (Vec<StateLine>, Option<Cursor>) {
         let now = self.clock.now();
-        self.drained_book().states_where((from, max), verbose, wanted, now)
+        // Once for a listing in parts.
+        let book = if from == Cursor::default() { self.drained_book() } else { self.book() };
+        book.states_where((from, max), verbose, wanted, now)
     }
 
     /// Removes the states that `wanted` accepts, among a bounded number of states from `from` on. Returns the removed states, and

@@ -19,6 +19,8 @@ pub(crate) enum Driver {
     AfPacket,
     /// With segmentation and checksum offload passed through unchanged.
     AfPacketOffload,
+    /// The kernel forwards the packets of all flows that have a state.
+    AfPacketFlows,
     AfXdp,
     Tun,
     TunOffload,
@@ -36,6 +38,10 @@ pub(crate) enum Dut {
     Nfqueue { accept: u16, batch: usize },
     /// The kernel forwards and tracks connections.
     Conntrack,
+    /// The kernel's bridge.
+    Bridge,
+    /// The kernel redirects all packets of each interface to the other one (tc-mirred(8)).
+    Redirect,
 }
 
 /// Limit on states.
@@ -46,7 +52,7 @@ const BEGIN: Duration = Duration::from_secs(10);
 impl Driver {
     fn word(self) -> &'static str {
         match self {
-            Self::AfPacket | Self::AfPacketOffload => "af_packet",
+            Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows => "af_packet",
             Self::AfXdp => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
@@ -54,12 +60,12 @@ impl Driver {
     }
 
     fn offload(self) -> bool {
-        matches!(self, Self::AfPacketOffload | Self::TunOffload)
+        matches!(self, Self::AfPacketOffload | Self::AfPacketFlows | Self::TunOffload)
     }
 
     fn wiring(self) -> Wiring {
         match self {
-            Self::AfPacket | Self::AfPacketOffload | Self::AfXdp => Wiring::Bridge,
+            Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfXdp => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -89,6 +95,7 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
+            Self::Bridge | Self::Redirect => Wiring::Bridge,
         }
     }
 
@@ -135,6 +142,23 @@ impl Dut {
                 let mut side = Side::start(&words, &[])?;
                 side.line()?;
                 Ok(Work { sides: vec![side], files: None })
+            }
+            Self::Bridge => {
+                topology.dut.run("ip link add br0 type bridge")?;
+                topology.dut.run("ip link set br0 up")?;
+                for device in DUT {
+                    topology.dut.run(&format!("ip link set {device} master br0"))?;
+                }
+                Ok(Work { sides: Vec::new(), files: None })
+            }
+            Self::Redirect => {
+                for (from, to) in [(DUT[0], DUT[1]), (DUT[1], DUT[0])] {
+                    topology.dut.run(&format!("tc qdisc add dev {from} clsact"))?;
+                    topology.dut.run(&format!(
+                        "tc filter add dev {from} ingress matchall action mirred egress redirect dev {to}"
+                    ))?;
+                }
+                Ok(Work { sides: Vec::new(), files: None })
             }
             Self::Conntrack => {
                 topology.dut.run("iptables -A FORWARD -m conntrack --ctstate INVALID -j DROP")?;
@@ -222,6 +246,9 @@ fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> Str
         if driver.offload() {
             text += "offload = true\n";
         }
+    }
+    if driver == Driver::AfPacketFlows {
+        text += "[offload]\nrules = \"all\"\n";
     }
     let [from, to] = driver.devices();
     text + &format!("[[bridge]]\nports = [\"{from}\", \"{to}\"]\n")

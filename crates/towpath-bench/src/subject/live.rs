@@ -15,12 +15,12 @@ use crate::stat::median;
 use crate::subject::rows::{self, Row};
 
 /// A row: a load through our device under test and the peer's.
-struct Case {
-    name: String,
-    load: Load,
-    ours: Dut,
-    peer: Dut,
-    target: f64,
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) load: Load,
+    pub(crate) ours: Dut,
+    pub(crate) peer: Dut,
+    pub(crate) target: f64,
 }
 
 /// A row of the subject.
@@ -137,8 +137,14 @@ impl InspectorCase {
     }
 }
 
+impl Row for Case {
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Case {
-    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Metric> {
+    pub(crate) fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Metric> {
         let _raised = match (self.peer, self.load) {
             (Dut::Conntrack, Load::Flood { flows, .. }) => Some(Raised::for_flows(flows)?),
             _ => None,

@@ -8,6 +8,7 @@ pub(crate) mod instructions;
 pub(crate) mod live;
 pub(crate) mod mux;
 pub(crate) mod nfqueue;
+pub(crate) mod offload;
 pub(crate) mod replay;
 pub(crate) mod ring;
 pub(crate) mod rows;

@@ -5,24 +5,26 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use towpath_engine::offload::{FlowPath, NoPath};
+use towpath_engine::offload::{FlowPath, NoPath, flow_path};
 use towpath_engine::router::{Directory, NextHop};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
-    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin, RecordedPort,
-    RuleId, Segment,
+    Cursor, Direction, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin,
+    RecordedPort, RuleId, Segment,
 };
 use towpath_gate::{NoOffload, PortId, StateHit, Unseen, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect};
 use towpath_wire::{Time, proto};
 
-use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION, path_of};
+use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
 use crate::config;
 
 /// Limits on the work of one step, in which others wait for the lock: a few milliseconds.
 const EVENTS: usize = 1024;
 const EXAMINED: usize = 256;
 const DUMPED: usize = 1024;
+/// Waiting states that one step looks at, most of which are not due.
+const LOOKED: usize = 4 * EXAMINED;
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
 
@@ -268,7 +270,7 @@ impl Table {
     /// Looks again at states that had too few packets.
     fn examine_waiting(&mut self, now: Instant) -> bool {
         let mut examined = 0;
-        for _ in 0..self.waiting.len().min(PENDING) {
+        for _ in 0..self.waiting.len().min(LOOKED) {
             let Some(mut waiting) = self.waiting.pop_front() else { break };
             if waiting.due > now {
                 self.waiting.push_back(waiting);
@@ -311,9 +313,8 @@ impl Table {
                 Ok((found, path, redirect, neighbor)) if found == key => {
                     let epoch = self.epoch;
                     let Some(entry) = self.entries.get_mut(&key) else { continue };
-                    if self.map.renew(entry.slot, redirect, epoch) {
+                    if *entry.states == *path.walk.states && self.map.renew(entry.slot, redirect, epoch) {
                         entry.rules = path.walk.rules.into();
-                        entry.states = path.walk.states.into();
                         entry.neighbor = neighbor;
                         self.stats.renewed += 1;
                         continue;
@@ -400,7 +401,7 @@ impl Table {
         arrival: PortId,
         now: Time,
     ) -> Result<(FlowKey, FlowPath, Redirect, Option<(u16, IpAddr)>), NoPath> {
-        let path = path_of(&mut self.walker, &self.topology, flow, arrival, now)?;
+        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now)?;
         if !(self.config.all || path.walk.marked) {
             return Err(NoPath::NotMarked);
         }
@@ -470,7 +471,9 @@ impl Table {
             return;
         }
         self.stats.offered += 1;
-        self.by_state.entry(*state).or_default().push(key);
+        for state in state_keys(state, &path.walk.states) {
+            self.by_state.entry(state).or_default().push(key);
+        }
         let entry = Entry {
             slot,
             flow,
@@ -498,10 +501,12 @@ impl Table {
         if let Err(error) = self.map.remove(key) {
             log::warn!("offload: an entry cannot be removed: {error}");
         }
-        if let Some(keys) = self.by_state.get_mut(&entry.state) {
-            keys.retain(|other| other != key);
-            if keys.is_empty() {
-                self.by_state.remove(&entry.state);
+        for state in state_keys(&entry.state, &entry.states) {
+            if let Some(keys) = self.by_state.get_mut(&state) {
+                keys.retain(|other| other != key);
+                if keys.is_empty() {
+                    self.by_state.remove(&state);
+                }
             }
         }
         self.quarantine.push_back((now, entry));
@@ -603,6 +608,18 @@ fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bo
         live = walker.count_unseen(&entry.rules, &entry.states, unseen, at);
     }
     live && counts.in_use
+}
+
+/// The states that an entry depends on: that for which it was written, and those of its lookups.
+fn state_keys(state: &StateKey, hits: &[StateHit]) -> Vec<StateKey> {
+    let mut keys = vec![*state];
+    for hit in hits {
+        let flow = if hit.direction == Direction::Reverse { hit.flow.reversed() } else { hit.flow };
+        if !keys.contains(&(flow, hit.name)) {
+            keys.push((flow, hit.name));
+        }
+    }
+    keys
 }
 
 /// The reason may soon be gone, without a change of rules or interfaces.
