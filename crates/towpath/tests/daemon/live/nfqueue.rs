@@ -31,12 +31,22 @@ fn routed(rules: &[&str]) -> (Host, Host) {
     (left, right)
 }
 
+/// Binds a port, which may have been used before: a process that another test starts has the descriptor until its execve(2).
+fn bind(host: &Host, address: &'static str, port: u16) -> UdpSocket {
+    let mut socket = None;
+    until(|| {
+        socket = host.run(move || UdpSocket::bind((address, port))).ok();
+        socket.is_some()
+    });
+    socket.unwrap()
+}
+
 /// Sends a datagram from port `from` to port `to` of the right machine until one arrives or it was sent `times`. Returns true if one
 /// arrived.
 fn arrives(left: &Host, right: &Host, from: u16, to: u16, times: usize) -> bool {
-    let receiver = right.run(move || UdpSocket::bind(("10.0.2.1", to)).unwrap());
+    let receiver = bind(right, "10.0.2.1", to);
     receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    let sender = left.run(move || UdpSocket::bind(("10.0.1.1", from)).unwrap());
+    let sender = bind(left, "10.0.1.1", from);
     (0..times).any(|_| {
         sender.send_to(b"datagram", ("10.0.2.1", to)).unwrap();
         receiver.recv(&mut [0; 16]).is_ok()
@@ -201,6 +211,15 @@ fn a_full_queue_drops_or_accepts() {
             let files = files(&config, "add 300 allow ip from any to any\n");
             let engine = Engine::start(files.path());
             engine.signal(rustix::process::Signal::STOP);
+            // proc_pid_status(5): the threads of the process stop one after the other.
+            let tasks = format!("/proc/{}/task", engine.child.id());
+            until(|| {
+                std::fs::read_dir(&tasks).unwrap().all(|task| {
+                    let status =
+                        std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+                    status.contains("State:\tT")
+                })
+            });
             let receiver = right.run(|| UdpSocket::bind("10.0.2.1:1000").unwrap());
             receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
             let sender = left.run(|| UdpSocket::bind("10.0.1.1:0").unwrap());
