@@ -94,7 +94,7 @@ drop_reasons! {
     RulesChanged "rules_changed" "The rule to return to was deleted."
     Policed "policed" "The packet exceeds the rate of a pipe."
     NoPipe "no_pipe" "The pipe of the rule is not configured."
-    NoTableHop "no_table_hop" "The table value of `fwd` has no address of the packet's family."
+    NoTableHop "no_table_hop" "`fwd` or its table value has no address of the packet's family."
     Inspector "inspector" "Dropped by an inspector."
     Overdue "overdue" "No verdict within the queue's deadline."
     InvalidVerdict "invalid_verdict" "The inspector's verdict was invalid."

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use towpath_port::{
-    Burst, Caps, Frame, Port, QueueVerdict, Received, Stats, af_packet, af_xdp, generator, nfqueue, pcap, tun,
+    Burst, Caps, Frame, Port, QueueVerdict, Received, Stats, TxDrop, af_packet, af_xdp, generator, nfqueue,
+    pcap, tun,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -139,6 +140,8 @@ impl Port for Null {
         }
         Ok((self.0.sent - before) as usize)
     }
+
+    fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
     fn stats(&mut self) -> Stats {
         self.0

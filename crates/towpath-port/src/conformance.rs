@@ -10,7 +10,7 @@ use towpath_wire::checksum;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, Stats};
+use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Port, Received, State, Stats, TxDrop};
 
 /// Timeout for frames on a live wire.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -109,6 +109,10 @@ impl Port for Queues {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ready.as_fd())
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.rx[0].take_refused(each);
     }
 
     fn stats(&mut self) -> Stats {

@@ -118,10 +118,9 @@ pub trait Port: Send {
     fn resume(&mut self) {}
 
     /// Passes the first frames that the port accepted and dropped since the last call to `each`, with the reason. Their number and bytes
-    /// are bounded; [`stats`](Self::stats) counts all of them. Default: none.
-    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
-        let _ = each;
-    }
+    /// are bounded; [`stats`](Self::stats) counts all of them. A wrapper calls that of the port inside: traces and the log get the frames of
+    /// this method only.
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8]));
 
     /// Counters. May make a system call.
     fn stats(&mut self) -> Stats;

@@ -9,7 +9,7 @@ use towpath_wire::checksum;
 
 pub use description::{Description, DescriptionError, Protocol};
 
-use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, clock};
+use crate::{Burst, Caps, Error, Frame, LinkType, Meta, Offload, Port, Received, Stats, TxDrop, clock};
 
 /// Length of the Ethernet, IPv4 and TCP headers.
 const HEADERS: usize = 14 + 20 + 20;
@@ -189,6 +189,9 @@ impl Port for Generator {
     fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         Err(Error::Direction { name: self.name.clone(), verb: "send" })
     }
+
+    /// It only receives.
+    fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
     fn stats(&mut self) -> Stats {
         self.stats

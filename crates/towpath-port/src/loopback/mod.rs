@@ -1,6 +1,8 @@
 use std::collections::VecDeque;
 
-use crate::{Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received, Segmentation, Stats};
+use crate::{
+    Burst, Caps, Error, Frame, LinkType, MAX_FRAME, Meta, Port, Received, Segmentation, Stats, TxDrop,
+};
 
 /// A port in memory: frames sent to it are received from it, in order.
 ///
@@ -126,6 +128,9 @@ impl Port for Loopback {
         }
         Ok(sent)
     }
+
+    /// A full queue takes no more frames; none is dropped.
+    fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
     fn stats(&mut self) -> Stats {
         self.stats

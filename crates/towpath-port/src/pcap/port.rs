@@ -7,7 +7,7 @@ use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
 use crate::pcap::pipe::PipeReader;
 use crate::pcap::{Reader, Writer};
-use crate::{Burst, Caps, Error, Frame, Opener, Port, Received, Stats};
+use crate::{Burst, Caps, Error, Frame, Opener, Port, Received, Stats, TxDrop};
 
 /// Configuration of a port that reads and writes capture files. At least one file is needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,6 +123,12 @@ impl Port for CapturePort {
         match &self.reader {
             Some(Source::Pipe(reader)) => Some(reader.as_fd()),
             _ => None,
+        }
+    }
+
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        if let Some(writer) = &mut self.writer {
+            writer.take_refused(each);
         }
     }
 

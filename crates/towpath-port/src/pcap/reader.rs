@@ -7,7 +7,7 @@ use super::classic::{self, Classic};
 use super::input::{Filled, Input};
 use super::ng::{self, Ng};
 use super::{Resolution, Step};
-use crate::{Burst, Caps, Error, Frame, Port, Received, Stats};
+use crate::{Burst, Caps, Error, Frame, Port, Received, Stats, TxDrop};
 
 /// A capture file as a port that receives.
 ///
@@ -260,6 +260,9 @@ impl Port for Reader {
     fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
         Err(Error::Direction { name: self.name.clone(), verb: "send" })
     }
+
+    /// It only receives.
+    fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
     fn stats(&mut self) -> Stats {
         self.stats

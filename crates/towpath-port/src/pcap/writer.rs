@@ -7,7 +7,9 @@ use super::blocks::{Blocks, Options, words};
 use super::classic;
 use towpath_wire::{checksum, gso};
 
-use crate::{Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats};
+use crate::{
+    Burst, Caps, Checksum, Error, Frame, LinkType, MAX_FRAME, Meta, Offload, Port, Received, Stats, TxDrop,
+};
 
 /// A capture file as a port that sends.
 ///
@@ -240,6 +242,9 @@ impl Port for Writer {
     fn flush(&mut self) -> Result<(), Error> {
         self.out.flush().map_err(|source| self.io(source))
     }
+
+    /// An error of a write ends the port; no frame is dropped.
+    fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
     fn stats(&mut self) -> Stats {
         self.stats

@@ -52,6 +52,10 @@ impl<T: Port, R: Port> Port for Both<T, R> {
         self.rx.poll_fd()
     }
 
+    fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
+        self.rx.take_refused(each);
+    }
+
     fn stats(&mut self) -> Stats {
         self.rx.stats()
     }

@@ -19,6 +19,9 @@ use crate::shm::seq::Seq;
 /// Longer copies are not kept for reuse.
 const SCRATCH: usize = 1 << 20;
 
+/// Charge for the system calls of a one-shot message, in bytes.
+pub(crate) const ONESHOT: usize = 64 << 10;
+
 /// Bytes of replacements that one poll copies. The rest stays unread until the next poll.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
@@ -31,8 +34,6 @@ pub(crate) struct Budget {
 impl Budget {
     /// More than a client with default sizes has in flight.
     const BYTES: usize = 4 << 20;
-    /// Charge for the system calls of a one-shot message, in bytes.
-    const ONESHOT: usize = 64 << 10;
 
     /// For replacements of at most `each` bytes.
     pub(crate) fn new(each: u32) -> Self {
@@ -52,6 +53,11 @@ impl Budget {
 /// Replacements that one call skips. Otherwise each call could read a whole ring from a client that writes only
 /// replacements.
 pub(crate) const STEP: u32 = 128;
+
+/// The charge for the system calls that a message with this header costs, in bytes.
+pub(crate) fn calls(header: &Header) -> usize {
+    if header.flags & FLAG_ONESHOT != 0 { ONESHOT } else { 0 }
+}
 
 /// Result of [`TxRing::peek`].
 #[derive(Debug)]
@@ -240,8 +246,7 @@ impl TxRing {
             return None;
         }
         let bytes = self.take(own, theirs, control, &found, budget.each)?;
-        let calls = if found.header.flags & FLAG_ONESHOT != 0 { Budget::ONESHOT } else { 0 };
-        budget.left = left.saturating_sub(bytes.len() + calls);
+        budget.left = left.saturating_sub(bytes.len() + calls(&found.header));
         Some(bytes)
     }
 

@@ -110,7 +110,7 @@ pub(crate) const NOT_IP: &str = "to the rules that is not IP";
 mod tests {
     use std::io;
 
-    use towpath_port::{Caps, Stats};
+    use towpath_port::{Caps, Stats, TxDrop};
 
     use super::*;
 
@@ -138,6 +138,8 @@ mod tests {
         fn send<'a>(&mut self, _: &mut dyn Iterator<Item = Frame<'a>>) -> Result<usize, Error> {
             Ok(0)
         }
+
+        fn take_refused(&mut self, _: &mut dyn FnMut(TxDrop, &[u8])) {}
 
         fn stats(&mut self) -> Stats {
             Stats::default()

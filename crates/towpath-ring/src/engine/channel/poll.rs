@@ -7,7 +7,7 @@ use crate::engine::control_rx::ControlRx;
 use crate::engine::peer_liveness::Death;
 use crate::engine::rings::Rings;
 use crate::engine::stats::ChannelStats;
-use crate::engine::tx_ring::{Next, Taken, TxFrame, TxPayload, TxSink};
+use crate::engine::tx_ring::{self, Next, Taken, TxFrame, TxPayload, TxSink};
 use crate::lane::loss_record::LossRecords;
 use crate::lane::verdict::Decision;
 use crate::shm::cpu;
@@ -17,7 +17,7 @@ use crate::shm::seq::Seq;
 /// Largest number of messages that one [`Channel::poll_messages`] takes.
 pub const POLL_MESSAGES: usize = 256;
 /// Bytes of messages after which [`Channel::poll_messages`] stops. Messages may overlap in the area, so its size is
-/// no limit.
+/// no limit. A one-shot message counts 64 KiB more, for its system calls.
 pub const POLL_BYTES: usize = 4 << 20;
 
 impl Channel {
@@ -126,7 +126,7 @@ impl Channel {
                     match taken {
                         Taken::Held(frame) => sink.take(&header, TxPayload::Held(frame)),
                         Taken::Copied(bytes) => {
-                            left = left.saturating_sub(bytes.len());
+                            left = left.saturating_sub(bytes.len() + tx_ring::calls(&header));
                             sink.take(&header, TxPayload::Copied(&bytes));
                             rings.tx.put_back(bytes);
                         }

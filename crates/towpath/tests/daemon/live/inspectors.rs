@@ -236,52 +236,59 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
     });
 }
 
-/// Two inspectors, one behind the other. While the second one is stopped, it gets every packet of a flow that the first one passed.
+/// Chains of two and three inspectors. While one of them is stopped, it gets every packet of a flow, and the others hold none: a flow has
+/// the full window of its slowest inspector.
 #[towpath_testenv::needs(netns)]
 #[test]
-fn a_flow_does_not_wait_between_two_inspectors() {
-    const RULES: &str = "\
-add 100 allow layer2 mac-type arp
-add 200 divert 1 udp from any to any 9
-add 300 inspect 2 udp from any to any 9
-add 400 allow ip from any to any
-";
+fn a_flow_has_the_window_of_the_slowest_inspector_of_a_chain() {
     const PACKETS: u32 = 40;
-    within(|| {
-        let (left, right) = machines();
-        let queues = "[queue.1]\nsocket = \"q1.sock\"\n[queue.2]\nsocket = \"q2.sock\"\n";
-        let policy = "deadline = 60\n";
-        let config = format!("{BRIDGE}{}", queues.replace("sock\"\n", &format!("sock\"\n{policy}")));
-        let files = files(&config, RULES);
-        let engine = Engine::start(files.path());
-        let mut inspectors =
-            ["1", "2"].map(|queue| inspector_of(queue, &files.path().join(format!("q{queue}.sock"))));
-        let each = |of: &str| {
-            let queues = engine.json("show queues --json");
-            [0, 1].map(|queue| queues["queues"][queue][of].as_u64().unwrap())
-        };
-        until(|| each("inspectors") == [1, 1]);
-        let server = right.run(|| UdpSocket::bind((RIGHT, PORT)).unwrap());
-        server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
-        client.connect((RIGHT, PORT)).unwrap();
-        let second = inspectors[1].id() as i32;
-        signal(second, Signal::STOP);
-        (0..PACKETS).for_each(|number| assert_eq!(client.send(&number.to_be_bytes()).unwrap(), 4));
-        until(|| each("open") == [0, PACKETS.into()]);
-        signal(second, Signal::CONT);
-        let mut number = [0; 4];
-        for expected in 0..PACKETS {
-            server.recv(&mut number).unwrap();
-            assert_eq!(u32::from_be_bytes(number), expected);
-        }
-        assert_eq!(each("passed"), [u64::from(PACKETS); 2]);
-        for inspector in &mut inspectors {
-            inspector.kill().unwrap();
-            inspector.wait().unwrap();
-        }
-        engine.stop();
-    });
+    for length in [2, 3] {
+        within(|| {
+            let (left, right) = machines();
+            let names: Vec<String> = (1..=length).map(|queue: usize| queue.to_string()).collect();
+            let queue = |name: &String| format!("[queue.{name}]\nsocket = \"q{name}.sock\"\ndeadline = 60\n");
+            let mut rules = "add 100 allow layer2 mac-type arp\n".to_owned();
+            for name in &names {
+                let action = if *name == length.to_string() { "inspect" } else { "divert" };
+                rules += &format!("add 20{name} {action} {name} udp from any to any 9\n");
+            }
+            rules += "add 400 allow ip from any to any\n";
+            let config = BRIDGE.to_owned() + &names.iter().map(queue).collect::<String>();
+            let files = files(&config, &rules);
+            let engine = Engine::start(files.path());
+            let start = |name: &String| inspector_of(name, &files.path().join(format!("q{name}.sock")));
+            let mut inspectors: Vec<Child> = names.iter().map(start).collect();
+            let each = |of: &str| -> Vec<u64> {
+                let queues = engine.json("show queues --json");
+                (0..length).map(|queue| queues["queues"][queue][of].as_u64().unwrap()).collect()
+            };
+            until(|| each("inspectors") == vec![1; length]);
+            let server = right.run(|| UdpSocket::bind((RIGHT, PORT)).unwrap());
+            server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+            client.connect((RIGHT, PORT)).unwrap();
+            for slow in 0..length {
+                let pid = inspectors[slow].id() as i32;
+                signal(pid, Signal::STOP);
+                (0..PACKETS).for_each(|number| assert_eq!(client.send(&number.to_be_bytes()).unwrap(), 4));
+                let mut held = vec![0; length];
+                held[slow] = u64::from(PACKETS);
+                until(|| each("open") == held);
+                signal(pid, Signal::CONT);
+                let mut number = [0; 4];
+                for expected in 0..PACKETS {
+                    server.recv(&mut number).unwrap();
+                    assert_eq!(u32::from_be_bytes(number), expected, "{slow} of {length}");
+                }
+            }
+            assert_eq!(each("passed"), vec![length as u64 * u64::from(PACKETS); length]);
+            for inspector in &mut inspectors {
+                inspector.kill().unwrap();
+                inspector.wait().unwrap();
+            }
+            engine.stop();
+        });
+    }
 }
 
 /// Rules are reloaded and inspectors are killed while two engine threads, each with a lane of its own, share the flows: all datagrams of a

@@ -1,7 +1,6 @@
 //! The kernel's queue: marks, names of interfaces, repeated evaluation, and several queues.
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
@@ -32,36 +31,25 @@ fn routed(rules: &[&str]) -> (Host, Host) {
     (left, right)
 }
 
+/// Binds a port, which may have been used before: a process that another test starts has the descriptor until its execve(2).
+fn bind(host: &Host, address: &'static str, port: u16) -> UdpSocket {
+    let mut socket = None;
+    until(|| {
+        socket = host.run(move || UdpSocket::bind((address, port))).ok();
+        socket.is_some()
+    });
+    socket.unwrap()
+}
+
 /// Sends a datagram from port `from` to port `to` of the right machine until one arrives or it was sent `times`. Returns true if one
 /// arrived.
 fn arrives(left: &Host, right: &Host, from: u16, to: u16, times: usize) -> bool {
-    let receiver = bind(right, ("10.0.2.1", to));
+    let receiver = bind(right, "10.0.2.1", to);
     receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    let sender = bind(left, ("10.0.1.1", from));
+    let sender = bind(left, "10.0.1.1", from);
     (0..times).any(|_| {
         sender.send_to(b"datagram", ("10.0.2.1", to)).unwrap();
         receiver.recv(&mut [0; 16]).is_ok()
-    })
-}
-
-/// Binds a socket. A process that another test starts has copies of all descriptors until execve(2), so an address may be in use for a
-/// moment after its socket was closed.
-fn bind(host: &Host, address: (&'static str, u16)) -> UdpSocket {
-    host.run(move || {
-        loop {
-            match UdpSocket::bind(address) {
-                Err(error) if error.kind() == ErrorKind::AddrInUse => std::thread::yield_now(),
-                bound => return bound.unwrap(),
-            }
-        }
-    })
-}
-
-/// True if every thread of the process is stopped (state `T` of proc_pid_stat(5)).
-fn is_stopped(pid: u32) -> bool {
-    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|thread| {
-        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     })
 }
 
@@ -223,10 +211,18 @@ fn a_full_queue_drops_or_accepts() {
             let files = files(&config, "add 300 allow ip from any to any\n");
             let engine = Engine::start(files.path());
             engine.signal(rustix::process::Signal::STOP);
-            until(|| is_stopped(engine.child.id()));
-            let receiver = bind(&right, ("10.0.2.1", 1000));
+            // proc_pid_status(5): the threads of the process stop one after the other.
+            let tasks = format!("/proc/{}/task", engine.child.id());
+            until(|| {
+                std::fs::read_dir(&tasks).unwrap().all(|task| {
+                    let status =
+                        std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+                    status.contains("State:\tT")
+                })
+            });
+            let receiver = right.run(|| UdpSocket::bind("10.0.2.1:1000").unwrap());
             receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-            let sender = bind(&left, ("10.0.1.1", 0));
+            let sender = left.run(|| UdpSocket::bind("10.0.1.1:0").unwrap());
             for number in 0..20_u8 {
                 sender.send_to(&[number], "10.0.2.1:1000").unwrap();
             }
