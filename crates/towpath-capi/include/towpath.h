@@ -43,6 +43,9 @@ enum towpath_kind {
     TOWPATH_PACKET = 0,  /* a packet, starting with its link header */
     TOWPATH_MESSAGE = 1, /* a message */
     TOWPATH_EVENT = 2,   /* an event */
+    TOWPATH_DUMP = 3,    /* part of a dump: towpath_inspector_request */
+    TOWPATH_DONE = 4,    /* the end of a dump, or the answer to another request: queue has its group */
+    TOWPATH_ERROR = 5,   /* a request was refused: queue has its group, mark the errno(3) */
     TOWPATH_GAP = 8      /* frames were lost: wire_len has their number, mark the reason (towpath_loss). Decide it like any frame. */
 };
 
@@ -54,7 +57,7 @@ enum towpath_loss {
     TOWPATH_LOST_PASSED = 4,      /* passed uninspected: the queue fails open */
     TOWPATH_LOST_HANDED_ON = 5,   /* sent to another queue */
     TOWPATH_LOST_TOO_LARGE = 6,   /* larger than the maximum frame */
-    TOWPATH_LOST_OVERWRITTEN = 7, /* never sent by engines of this version */
+    TOWPATH_LOST_OVERWRITTEN = 7, /* events of states that the engine missed: it was busier than its journal is long */
     TOWPATH_LOST_LIMITED = 8      /* a copy (tee, fan-out mirror) beyond the engine's budget of copies */
 };
 
@@ -175,6 +178,15 @@ enum towpath_inject {
  * cannot send are dropped; the engine's metrics count them as not_injected. -EPERM: the queue lacks `may-inject = true`; -EMSGSIZE;
  * -EPIPE; -EINTR. */
 int towpath_inspector_inject(towpath_inspector *inspector, const struct towpath_frame *frame, uint32_t way, const void *packet, size_t len);
+
+/* Groups of the ring next to the engine's control socket (CONTROL.ring), for towpath_inspector_request. */
+#define TOWPATH_GROUP_STATES 1u  /* a dump of the states: frames of TOWPATH_DUMP, then TOWPATH_DONE */
+#define TOWPATH_GROUP_EVENTS 2u  /* changes of states: TOWPATH_DONE, then a frame of TOWPATH_EVENT for each change */
+#define TOWPATH_GROUP_PACKETS 3u /* packets of rules with `log`: TOWPATH_DONE, then a frame of TOWPATH_PACKET for each packet */
+
+/* Sends a request to the ring next to a control socket, to which the inspector is attached. payload: JSON, or NULL with len 0 for the defaults.
+ * The answer is frames whose queue is the group. Return each frame with TOWPATH_PASS. Waits while the ring to the engine is full. */
+int towpath_inspector_request(towpath_inspector *inspector, uint32_t group, const void *payload, size_t len);
 
 /* Wakes the engine if it sleeps and verdicts are pending. */
 int towpath_inspector_flush(towpath_inspector *inspector);

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use towpath_metrics::Metric;
 use towpath_mux::mux::Order;
-use towpath_ring::{EndCause, Inject, Kind, Loss, Ticket};
+use towpath_ring::{EndCause, Inject, Kind, Loss, Ticket, group};
 use towpath_send::CopyMode;
 
 use crate::ring::RingStats;
@@ -257,7 +257,13 @@ fn numbers() -> Vec<(String, u64)> {
         ("TOWPATH_PACKET", Kind::PACKET.0.into()),
         ("TOWPATH_MESSAGE", Kind::MESSAGE.0.into()),
         ("TOWPATH_EVENT", Kind::EVENT.0.into()),
+        ("TOWPATH_DUMP", Kind::DUMP.0.into()),
+        ("TOWPATH_DONE", Kind::DONE.0.into()),
+        ("TOWPATH_ERROR", Kind::ERROR.0.into()),
         ("TOWPATH_GAP", Kind::GAP.0.into()),
+        ("TOWPATH_GROUP_STATES", group::STATES.into()),
+        ("TOWPATH_GROUP_EVENTS", group::EVENTS.into()),
+        ("TOWPATH_GROUP_PACKETS", group::PACKETS.into()),
         ("TOWPATH_EVENTS", worker_event::EVENTS.into()),
         ("TOWPATH_PARTS", worker_event::PARTS.into()),
         ("TOWPATH_ON_MESSAGE", Kind::MESSAGE.0.into()),

@@ -260,6 +260,21 @@ pub extern "C" fn towpath_inspector_inject(
 
 /// See `towpath.h`.
 #[unsafe(no_mangle)]
+pub extern "C" fn towpath_inspector_request(
+    inspector: Option<&mut Inspector>,
+    group: u32,
+    payload: Bytes,
+    len: usize,
+) -> c_int {
+    guard(|| {
+        let payload = payload.get(len)?;
+        some(inspector)?.queue.request(group, payload)?;
+        Ok(0)
+    })
+}
+
+/// See `towpath.h`.
+#[unsafe(no_mangle)]
 pub extern "C" fn towpath_inspector_flush(inspector: Option<&mut Inspector>) -> c_int {
     guard(|| {
         some(inspector)?.queue.flush();

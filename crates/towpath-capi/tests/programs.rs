@@ -31,9 +31,11 @@ fn built(name: &str) -> PathBuf {
 impl CompileDir {
     fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        for (name, as_name) in
-            [("libtowpath_capi.so", "libtowpath.so"), ("libtowpath_capi.a", "static/libtowpath.a")]
-        {
+        for (name, as_name) in [
+            ("libtowpath_capi.so", "libtowpath.so"),
+            ("libtowpath_capi.so", "libtowpath.so.1"),
+            ("libtowpath_capi.a", "static/libtowpath.a"),
+        ] {
             let to = directory.path().join(as_name);
             std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
             std::os::unix::fs::symlink(built(name), to).expect("a link");
@@ -621,4 +623,32 @@ fn the_mux_example() {
     server.kill().expect("stopping the program");
     server.wait().expect("waiting for the end");
     assert_eq!(answers, ["HELLO\n", "WORLD\n"]);
+}
+
+/// The example prints the states that exist, and then each change.
+#[towpath_testenv::needs("cc", netns)]
+#[test]
+fn the_example_follows_states() {
+    towpath_port::netns::within(|| {
+        let dir = CompileDir::new();
+        let program = dir.program("examples/follow.c");
+        let engine = engine::Running::start();
+        engine.flow(7001);
+        let mut follower =
+            Command::new(program).arg(engine.ring()).stdout(Stdio::piped()).spawn().expect("a program");
+        let lines = BufReader::new(follower.stdout.take().expect("its output")).lines();
+        let mut lines =
+            lines.map(|line| serde_json::from_str::<Value>(&line.expect("a line")).expect("JSON"));
+        // The state is in the dump or, if its packet arrived later, an event.
+        let first = lines.by_ref().find(|line| {
+            let states = line["states"].as_array().cloned().unwrap_or_default();
+            line["dst_port"] == 7001 || states.iter().any(|state| state["dst_port"] == 7001)
+        });
+        assert!(first.is_some());
+        engine.flow(7002);
+        let event = lines.by_ref().find(|line| line["dst_port"] == 7002).expect("an event");
+        assert_eq!((&event["event"], &event["rule"]), (&"created".into(), &100.into()));
+        drop(engine);
+        assert!(follower.wait().expect("its end").success());
+    });
 }

@@ -142,6 +142,19 @@ impl Inspector {
         Ok(())
     }
 
+    /// Sends a request to the ring next to a control socket: GROUP_STATES, GROUP_EVENTS or GROUP_PACKETS. payload: JSON, or empty for the
+    /// defaults. The answer is frames whose queue is the group.
+    #[pyo3(signature = (group, payload=None))]
+    fn request(slf: &Bound<'_, Self>, group: u32, payload: Option<Data>) -> PyResult<()> {
+        let py = slf.py();
+        let payload = payload.as_ref().map(|payload| payload.get(py)).transpose()?.unwrap_or_default();
+        wait::send(py, || {
+            let mut inspector = slf.try_borrow_mut()?;
+            let queue = inspector.queue()?;
+            Ok(py.detach(|| queue.request(group, &payload)))
+        })
+    }
+
     /// Wakes the engine if it sleeps and verdicts are pending. A receiving call also does this.
     fn flush(&mut self) -> PyResult<()> {
         self.queue()?.flush();
@@ -240,13 +253,13 @@ impl Frame {
         self.header.wire_len
     }
 
-    /// The frame's kind: PACKET, MESSAGE, EVENT or GAP.
+    /// The frame's kind: PACKET, MESSAGE, EVENT, DUMP, DONE, ERROR or GAP.
     #[getter]
     fn kind(&self) -> u16 {
         self.header.kind.0
     }
 
-    /// The queue of the frame.
+    /// The queue of the frame; the group of an answer to a request.
     #[getter]
     fn queue(&self) -> u32 {
         self.header.group

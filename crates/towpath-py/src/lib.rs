@@ -48,7 +48,7 @@ mod towpath {
     use pyo3::prelude::*;
     use pyo3::types::PyModule;
     use towpath_mux::io::Flags;
-    use towpath_ring::Kind;
+    use towpath_ring::{Kind, group};
 
     #[pymodule_export]
     const PACKET: u16 = Kind::PACKET.0;
@@ -57,7 +57,20 @@ mod towpath {
     #[pymodule_export]
     const EVENT: u16 = Kind::EVENT.0;
     #[pymodule_export]
+    const DUMP: u16 = Kind::DUMP.0;
+    #[pymodule_export]
+    const DONE: u16 = Kind::DONE.0;
+    #[pymodule_export]
+    const ERROR: u16 = Kind::ERROR.0;
+    #[pymodule_export]
     const GAP: u16 = Kind::GAP.0;
+
+    #[pymodule_export]
+    const GROUP_STATES: u32 = group::STATES;
+    #[pymodule_export]
+    const GROUP_EVENTS: u32 = group::EVENTS;
+    #[pymodule_export]
+    const GROUP_PACKETS: u32 = group::PACKETS;
 
     #[pymodule_export]
     const MSG_BATCH: u32 = Flags::BATCH.bits();

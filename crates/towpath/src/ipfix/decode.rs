@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 /// The fields of a data record, by enterprise number and element.
 pub(super) type Data = BTreeMap<(u32, u16), Vec<u8>>;
 
-/// The templates of an exporter.
+/// Fields of a template: enterprise number, element, length.
+type Template = Vec<(u32, u16, u16)>;
+
+/// The templates of an exporter, by domain and id.
 #[derive(Debug, Default)]
 pub(super) struct Collector {
-    templates: HashMap<(u32, u16), Vec<(u32, u16, u16)>>,
+    templates: HashMap<(u32, u16), Template>,
 }
 
 /// A message.

@@ -27,7 +27,9 @@ fn the_table_of_interfaces_is_complete() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let read =
         |path: &str| std::fs::read_to_string(crates.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let text = page("reference/interfaces.md");
+    let page = page("reference/interfaces.md");
+    let (_, ring) = page.split_once("## Clients of the engine's ring").expect("the section");
+    let (ring, text) = ring.split_once("\n## ").expect("another section");
     let cells = |column: usize| -> BTreeSet<String> {
         let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| purpose"));
         let cells = rows.map(move |row| row.split('|').nth(column).unwrap_or_default());
@@ -35,6 +37,28 @@ fn the_table_of_interfaces_is_complete() {
     };
 
     let header = read("towpath-capi/include/towpath.h");
+    // A client of the ring needs some of an inspector's calls.
+    let stub = read("towpath-py/towpath.pyi");
+    let client = read("towpath-ring/src/client/mod.rs") + &read("towpath-ring/src/client/send.rs");
+    let client = client + &read("towpath-ring/src/lane/loss_record.rs");
+    for row in ring.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| purpose")) {
+        let names =
+            |column: usize| row.split('|').nth(column).unwrap_or_default().split('`').skip(1).step_by(2);
+        let last = |name: &str| name.rsplit(['.', ':']).next().unwrap_or_default().to_owned();
+        for name in names(2) {
+            assert!(client.contains(&format!("fn {}(", last(name))), "Rust: {name}");
+        }
+        for name in names(3) {
+            assert!(header.contains(name), "C: {name}");
+        }
+        for name in names(4) {
+            assert!(
+                stub.contains(&format!("class {}", last(name)))
+                    || stub.contains(&format!("def {}(", last(name))),
+                "Python: {name}"
+            );
+        }
+    }
     let words = header.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '(');
     let functions =
         words.filter_map(|word| word.strip_prefix("towpath_")?.split_once('(').map(|(name, _)| name));
@@ -43,7 +67,6 @@ fn the_table_of_interfaces_is_complete() {
     assert_eq!(functions.map(str::to_owned).collect::<BTreeSet<_>>(), cells(3), "C");
 
     // Attributes of messages and events, and `with`, are not calls.
-    let stub = read("towpath-py/towpath.pyi");
     let (mut methods, mut class, mut property) = (BTreeSet::new(), "", false);
     for line in stub.lines() {
         if let Some(name) = line.strip_prefix("class ") {

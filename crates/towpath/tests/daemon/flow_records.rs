@@ -3,10 +3,12 @@
 use std::net::UdpSocket;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath_port::netns::{until, within};
+use towpath_ring::{Consumer, Kind, Loss, Verdict, group};
 
 use crate::live::machines::*;
 
@@ -168,6 +170,110 @@ fn a_full_standard_output_stops_no_packet() {
         assert!(sent > 1000, "{sent}");
         until(|| metric(&engine, "towpath_states_created_states_total{}") >= 1000);
         arrived(transfer(&left, &right, 9000));
+        engine.stop();
+    });
+}
+
+/// A client of the ring gets the changes that it asks for, copies of logged packets up to its range and rate, and records of what it missed.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_client_of_the_ring_follows_states_and_packets() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, ALLOWED);
+        let engine = Engine::start(files.path());
+        let path = files.path().join("ctl.sock.ring");
+        let mut ring = Consumer::attach_as(&path, "follower").unwrap();
+        let next = |ring: &mut Consumer| {
+            let frame = ring.recv_timeout(Duration::from_secs(60)).unwrap().expect("a frame");
+            let (header, payload) = (*frame.header(), ring.payload(&frame).to_vec());
+            ring.verdict(frame, Verdict::Pass);
+            (header, payload)
+        };
+        // Requests that are not valid.
+        for (number, payload, errno) in
+            [(9, &b""[..], 2), (group::EVENTS, b"x", 22), (group::PACKETS, b"{\"rate\":0}", 22)]
+        {
+            ring.request(number, payload).unwrap();
+            let (header, _) = next(&mut ring);
+            assert_eq!((header.kind, header.group, header.mark), (Kind::ERROR, number, errno));
+        }
+        ring.request(group::EVENTS, b"{\"events\":[\"created\",\"ended\"]}").unwrap();
+        ring.request(group::PACKETS, b"{\"rules\":[400],\"copy-range\":40,\"rate\":1000}").unwrap();
+        let answers = [next(&mut ring).0, next(&mut ring).0].map(|header| (header.kind, header.group));
+        assert_eq!(answers, [(Kind::DONE, group::EVENTS), (Kind::DONE, group::PACKETS)]);
+        // The copies are wanted from the next turn of the packet thread on.
+        std::thread::sleep(Duration::from_millis(500));
+        arrived(transfer(&left, &right, 9000));
+        let (mut events, mut packets) = (Vec::new(), 0);
+        while events.last() != Some(&"ended".to_owned()) {
+            let (header, payload) = next(&mut ring);
+            match header.kind {
+                Kind::EVENT => {
+                    let line: Value = serde_json::from_slice(&payload).unwrap();
+                    assert_eq!((header.group, &line["rule"]), (group::EVENTS, &Value::from(400)));
+                    if line["dst_port"] == 9000 {
+                        events.push(line["event"].as_str().unwrap().to_owned());
+                    }
+                }
+                Kind::PACKET => {
+                    assert_eq!((header.group, header.mark, payload.len()), (group::PACKETS, 400, 40));
+                    assert!(header.wire_len > 40 && header.layers.network == 14 && header.layers.link == 1);
+                    assert_eq!(&payload[12..14], &[8, 0]);
+                    packets += 1;
+                }
+                // The transfer has more packets in a second than the rate, or than the channel takes.
+                Kind::GAP => assert_eq!(header.loss_record().unwrap().loss, Some(Loss::Limited)),
+                kind => panic!("{kind:?}"),
+            }
+        }
+        assert_eq!(events, ["created", "ended"]);
+        assert!(packets > 0);
+        engine.stop();
+    });
+}
+
+/// A client that does not read loses events and gets their number; the engine and other clients continue.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn a_client_that_does_not_read_gets_a_loss_record() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files(BRIDGE, ALLOWED);
+        let engine = Engine::start(files.path());
+        let path = files.path().join("ctl.sock.ring");
+        let mut slow = Consumer::attach_as(&path, "slow").unwrap();
+        slow.request(group::EVENTS, b"{\"events\":[\"created\"]}").unwrap();
+        let frame = slow.recv().unwrap().unwrap();
+        assert_eq!(frame.header().kind, Kind::DONE);
+        slow.verdict(frame, Verdict::Pass);
+        let made = || metric(&engine, "towpath_states_created_states_total{}");
+        let before = made();
+        // More than the 4,096 frames of the ring. The right machine is known now, so that no packet waits for its address.
+        arrived(transfer(&left, &right, 9000));
+        until(|| {
+            left.run(|| {
+                for port in 1..=2000 {
+                    // Each socket has another port, and makes another state.
+                    let socket = UdpSocket::bind("10.0.0.1:0").unwrap();
+                    let _ = socket.send_to(b"x", ("10.0.0.2", port));
+                }
+            });
+            made() > before + 6000
+        });
+        let (mut events, mut lost) = (0, 0);
+        until(|| {
+            while let Some(frame) = slow.recv_timeout(Duration::from_millis(200)).unwrap() {
+                match frame.header().kind {
+                    Kind::EVENT => events += 1,
+                    Kind::GAP => lost += u64::from(frame.header().loss_record().unwrap().count),
+                    kind => panic!("{kind:?}"),
+                }
+                slow.verdict(frame, Verdict::Pass);
+            }
+            events + lost >= made() - before
+        });
+        assert!(events > 0 && lost > 0, "{events} events, {lost} lost");
         engine.stop();
     });
 }
