@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -28,6 +29,8 @@ pub struct Handle {
     callbacks: Mutex<Vec<Callback>>,
     /// The pump was started.
     pumped: Mutex<bool>,
+    /// The packet whose callback runs: 1, queue and id, or 0 without one.
+    current: AtomicU64,
 }
 
 /// libnfnetlink's handle, until `nfq_close`.
@@ -60,6 +63,9 @@ struct Callback {
 // SAFETY: the pointers are the program's, which calls `nfq_handle_packet` in a thread of its choice.
 unsafe impl Send for Callback {}
 
+/// Bit of [`Handle::current`] above the number of the queue.
+const CURRENT: u64 = 1 << 16;
+
 /// Bytes of the message that a kernel's verdict would take: header and verdict, mark, and header of the payload.
 const VERDICT: usize = HEADERS + 12;
 const MARK: usize = 8;
@@ -90,6 +96,7 @@ fn open(nfnlh: Option<nfnl::Handle>) -> Result<*const Handle, Errno> {
         shared: Arc::new(Shared::new(sender)?),
         callbacks: Mutex::default(),
         pumped: Mutex::new(false),
+        current: AtomicU64::new(0),
     })))
 }
 
@@ -158,10 +165,7 @@ pub extern "C" fn nfq_create_queue(
         if handle.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the pointer is one of `open`; the handle exists until `nfq_close`.
-        unsafe { Arc::increment_strong_count(handle) };
-        // SAFETY: as above; this is the reference that was just counted.
-        let handle = unsafe { Arc::from_raw(handle) };
+        let handle = share(handle);
         if lock(&handle.callbacks).iter().any(|callback| callback.number == number) {
             return Err(Errno::BUSY);
         }
@@ -188,6 +192,14 @@ pub extern "C" fn nfq_create_queue(
     })
 }
 
+/// A reference to the program's handle, which is not NULL.
+fn share(handle: *const Handle) -> Arc<Handle> {
+    // SAFETY: the pointer is one of `open`; the handle exists until `nfq_close`.
+    unsafe { Arc::increment_strong_count(handle) };
+    // SAFETY: as above; this is the reference that was just counted.
+    unsafe { Arc::from_raw(handle) }
+}
+
 /// One line to standard error if `TOWPATH_NFQUEUE_DEBUG` is set.
 fn debug(text: std::fmt::Arguments<'_>) {
     if std::env::var_os("TOWPATH_NFQUEUE_DEBUG").is_some() {
@@ -207,6 +219,11 @@ pub extern "C" fn nfq_destroy_queue(queue: *mut QueueHandle) -> c_int {
         // SAFETY: the pointer is one of `nfq_create_queue`, and the program does not use it any more.
         let of = unsafe { Box::from_raw(queue) };
         lock(&of.handle.callbacks).retain(|callback| callback.queue != queue);
+        // A callback destroys its queue: its message is no more in the socket.
+        let current = of.handle.current.load(Ordering::Relaxed);
+        if current >> 32 == CURRENT | u64::from(of.queue.number) {
+            of.queue.handles(current as u32);
+        }
         of.queue.close();
         of.handle.shared.remove(&of.queue);
         Ok(0)
@@ -216,9 +233,14 @@ pub extern "C" fn nfq_destroy_queue(queue: *mut QueueHandle) -> c_int {
 /// Calls the callback of each packet in `length` bytes from the socket. Returns -1 if a callback returned a negative number, or if the
 /// program has no such queue. The other packets of the datagram are handled in any case: the kernel has one packet per datagram.
 #[unsafe(no_mangle)]
-pub extern "C" fn nfq_handle_packet(handle: Option<&Handle>, buffer: *mut c_char, length: c_int) -> c_int {
+pub extern "C" fn nfq_handle_packet(handle: *const Handle, buffer: *mut c_char, length: c_int) -> c_int {
     guard(|| {
-        let handle = handle.filter(|_| !buffer.is_null()).ok_or(Errno::INVAL)?;
+        if handle.is_null() || buffer.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // The handle lives until the loop ends: a callback may close it, as with the kernel, which has one packet per datagram.
+        let handle = share(handle);
+        let handle = &*handle;
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
         // SAFETY: the program passes a buffer of this length. Only its callbacks write to it, through `nfq_get_payload`.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
@@ -227,10 +249,14 @@ pub extern "C" fn nfq_handle_packet(handle: Option<&Handle>, buffer: *mut c_char
         for message in message::messages(bytes).filter(|message| message.kind == message::PACKET) {
             let Some(packet) = Packet::parse(message.body) else { return Ok(-1) };
             last = Some((packet.queue, packet.id));
+            let current = (CURRENT | u64::from(packet.queue)) << 32 | u64::from(packet.id);
+            // Relaxed: read by this thread, in a callback.
+            handle.current.store(current, Ordering::Relaxed);
             if packet.call_back(handle) < 0 {
                 result = -1;
             }
         }
+        handle.current.store(0, Ordering::Relaxed);
         if let Some((number, id)) = last
             && let Some(queue) = handle.shared.queue(number)
             && queue.handled(id)
@@ -260,7 +286,10 @@ impl<'a> Packet<'a> {
     fn call_back(mut self, handle: &Handle) -> c_int {
         let find = |callback: &&Callback| callback.number == self.queue;
         let callback = lock(&handle.callbacks).iter().find(find).copied();
-        let Some(Callback { queue, function: Some(function), data, .. }) = callback else { return -1 };
+        let Some(Callback { queue, function: Some(function), data, .. }) = callback else {
+            queue::parked::missed(std::ptr::from_ref(handle).addr(), self.queue, self.id);
+            return -1;
+        };
         // SAFETY: the program's function, with the arguments of `nfq_callback`. The attributes live during the call.
         unsafe { function(queue, self.genmsg.as_ptr().cast_mut().cast(), &raw mut self.attributes, data) }
     }

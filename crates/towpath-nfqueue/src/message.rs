@@ -76,6 +76,13 @@ impl Datagrams {
         ends.map(move |end| &self.bytes[std::mem::replace(&mut begin, end)..end])
     }
 
+    /// The next message begins a datagram.
+    pub(crate) fn end_datagram(&mut self) {
+        if self.bytes.len() > self.ends.last().copied().unwrap_or(0) {
+            self.ends.push(self.bytes.len());
+        }
+    }
+
     /// Appends the message of a packet. Returns true if a datagram begins with it.
     pub(crate) fn push(&mut self, packet: &Packet<'_>) -> bool {
         let begin = self.bytes.len();

@@ -6,7 +6,7 @@
 //!
 //! Invariant: `recent` and `old` have exactly the frames that the consumer has, so the ring bounds both.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ enum CopyMode {
     Packet,
 }
 
-/// The packets of a datagram with several messages: the numbers of the first and of the last one.
+/// The packets of a datagram that the program has not handled, without gaps: the numbers of the first and of the last one.
 type Span = (u64, u64);
 
 #[derive(Debug)]
@@ -107,7 +107,11 @@ impl Queue {
                 State { mode: CopyMode::Unset, range: usize::MAX, flags: 0, maxlen: MAXLEN, ..state };
             // The messages of other packets are still in the socket.
             let forgotten = if before == socket { state.handled } else { state.next };
-            state.again = state.numbers().filter(|number| *number <= forgotten).collect();
+            // Those that a short buffer cut off are in no socket either.
+            let cut = std::mem::take(&mut state.again);
+            let again: BTreeSet<_> =
+                state.numbers().filter(|number| *number <= forgotten).chain(cut).collect();
+            state.again.extend(again);
             return Ok(Self { number, path, socket, state: Mutex::new(state) });
         }
         let (consumer, doorbell) = attach(&path)?;
@@ -155,6 +159,7 @@ impl Queue {
         let state = std::mem::replace(&mut *self.lock(), closed);
         if state.consumer.is_some() {
             parked::put(Parked {
+                number: self.number,
                 path: self.path.clone(),
                 socket: self.socket,
                 since: Instant::now(),
@@ -193,6 +198,11 @@ impl Queue {
         received
     }
 
+    /// The callback of the packet `id` runs.
+    pub(crate) fn handles(&self, id: u32) {
+        self.lock().handles(id);
+    }
+
     /// The program handled a datagram whose last message is that of the packet `id`. Returns true if its buffer cut off further messages,
     /// which are then sent again.
     pub(crate) fn handled(&self, id: u32) -> bool {
@@ -200,15 +210,12 @@ impl Queue {
         let number = state.number_of(id);
         // Messages that were sent again have lower numbers.
         state.handled = state.handled.max(number);
-        // Most datagrams are handled in order.
-        let Some(&(_, last)) = state.spans.iter().find(|(first, last)| (*first..*last).contains(&number))
-        else {
-            return false;
-        };
-        // Each message is sent again once per datagram.
-        state.spans.retain(|(_, other)| *other != last);
+        // Most datagrams are handled in order. A message that was sent again is in a later datagram, too: one that ends with it counts first.
+        let whole = state.spans.iter().position(|(_, last)| *last == number);
+        let part = || state.spans.iter().position(|(first, last)| (*first..*last).contains(&number));
+        let Some((_, last)) = whole.or_else(part).and_then(|at| state.spans.remove(at)) else { return false };
         state.again.extend(number + 1..=last);
-        true
+        last > number
     }
 
     /// Announces a sleep. Returns the descriptor to wait for, or an error if there is something to do first.
@@ -410,10 +417,15 @@ impl State {
         self.next - self.recent.len() as u64
     }
 
-    /// The number whose low bits are `id`, at most 2^31 before or after the next one.
+    /// The number whose low bits are `id`, at most 2^31 before or after the next one. 0, which no packet has, for an id before the first one.
     fn number_of(&self, id: u32) -> u64 {
         let behind = (self.next as u32).wrapping_sub(id) as i32;
-        self.next.wrapping_sub(i64::from(behind) as u64)
+        self.next.checked_sub_signed(behind.into()).unwrap_or(0)
+    }
+
+    /// The program has read the message of the packet `id`.
+    fn handles(&mut self, id: u32) {
+        self.handled = self.handled.max(self.number_of(id));
     }
 
     fn handle(&mut self, queue: u16, frame: Frame, into: &mut Datagrams) {
@@ -455,6 +467,10 @@ impl State {
             _ => (libc::AF_UNSPEC, ethertype(link)),
         };
         let ports = if interfaces.bridged { [interfaces.ingress, interfaces.egress] } else { [0; 2] };
+        // The packets of a datagram have no gaps: `handled` knows them by their numbers.
+        if self.spans.back().is_none_or(|(_, last)| last + 1 != number) {
+            into.end_datagram();
+        }
         let begins = into.push(&Packet {
             queue,
             id: number as u32,
@@ -596,7 +612,7 @@ impl State {
 }
 
 /// Queues that the program has destroyed.
-mod parked {
+pub(crate) mod parked {
     use std::path::Path;
     use std::sync::Mutex;
     use std::time::Duration;
@@ -615,6 +631,15 @@ mod parked {
         let parked = &mut lock(&PARKED).0;
         let at = parked.iter().rposition(|parked| parked.path == path)?;
         Some(parked.swap_remove(at))
+    }
+
+    /// The program read the message of the packet `id` after it had destroyed queue `number` of `socket`: the message is lost.
+    pub(crate) fn missed(socket: usize, number: u16, id: u32) {
+        let mut parked = lock(&PARKED);
+        let of_socket = |parked: &&mut Parked| parked.socket == socket && parked.number == number;
+        for Parked { state, .. } in parked.0.iter_mut().filter(of_socket) {
+            state.handles(id);
+        }
     }
 
     /// Keeps a queue for [`LINGER`].
@@ -649,6 +674,8 @@ mod parked {
 
 /// A queue that the program has destroyed, and that it may create again.
 struct Parked {
+    /// The program's number.
+    number: u16,
     path: PathBuf,
     socket: usize,
     since: Instant,

@@ -172,6 +172,65 @@ fn the_engine_starts_a_program_for_nfqueue() {
     });
 }
 
+/// One program reads several queues (`-q 7:9`), and two programs share the packets of each queue by flow.
+#[towpath_testenv::needs(netns, libnetfilter_queue)]
+#[test]
+fn several_queues_and_several_programs() {
+    const FLOWS: usize = 40;
+    within(|| {
+        let more = |number| format!("[queue.{number}]\nsocket = \"DIR/queue-{number}.sock\"\n");
+        let world = World::new(&format!("socket = \"DIR/queue-7.sock\"\n{}{}", more(8), more(9)));
+        let rule = |number| format!("add inspect {number} udp from any to any {number}\n");
+        let rules: String = (7..10).map(rule).collect();
+        std::fs::write(world.path("r.ipfw"), format!("add allow layer2 mac-type arp\n{rules}")).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/limits.c");
+        let program = world.path("limits");
+        let mut cc = Command::new("cc");
+        cc.arg("-o").arg(&program).arg(source).args(["-lnetfilter_queue", "-lnfnetlink", "-lpthread"]);
+        assert!(cc.status().unwrap().success());
+        let _engine = world.engine();
+        let mut programs = [(); 2].map(|()| {
+            let mut nfq = world.nfq();
+            let nfq = nfq.arg("--").arg(&program).args(["range", "7", "9"]).stderr(Stdio::piped());
+            let mut process = Process(nfq.spawn().unwrap());
+            let mut said = BufReader::new(process.0.stderr.take().unwrap());
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            (process, said)
+        });
+        let has_two = |queue: &serde_json::Value| queue["inspectors"] == 2;
+        until(|| {
+            world
+                .ctl("show queues")
+                .is_some_and(|answer| answer["queues"].as_array().unwrap().iter().all(has_two))
+        });
+        let server = |port| {
+            let server = world.right.run(move || UdpSocket::bind(("10.0.0.2", port)).unwrap());
+            server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            server
+        };
+        let servers = [7, 8, 9].map(server);
+        for _ in 0..FLOWS {
+            let client = world.left.run(|| UdpSocket::bind("10.0.0.1:0").unwrap());
+            for port in [7, 8, 9] {
+                client.send_to(b"-1", ("10.0.0.2", port)).unwrap();
+            }
+        }
+        let mut datagram = [0; 16];
+        for server in &servers {
+            (0..FLOWS).for_each(|_| assert_eq!(server.recv(&mut datagram).unwrap(), 2));
+        }
+        let counts = programs.each_mut().map(|(process, said)| {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            assert!(process.0.wait().unwrap().success() && line.ends_with(" wrong=0\n"), "{line}");
+            line.split_once('=').unwrap().1.split(' ').next().unwrap().parse::<usize>().unwrap()
+        });
+        assert!(counts[0] > 0 && counts[1] > 0 && counts[0] + counts[1] == 3 * FLOWS, "{counts:?}");
+    });
+}
+
 /// Each refusal says what to do.
 #[towpath_testenv::needs(netns, libnetfilter_queue)]
 #[test]

@@ -203,6 +203,30 @@ fn a_packet_has_one_verdict() {
     }
 }
 
+/// Calls at the limits of the library: unknown ids, threads, forks, queues that callbacks destroy and handles that they close.
+#[towpath_testenv::needs(libnetfilter_queue)]
+#[test]
+fn a_program_at_the_limits_runs_as_with_the_kernel() {
+    let directory = Directory::new(INSPECT);
+    let program = directory.program("limits");
+    for mode in ["unknown", "large", "threads", "forks", "maxlen", "one", "rebuild", "later", "close"] {
+        let run = directory.replay(&program, mode);
+        // A packet that comes once more, after it had its verdict already, is known to the library as decided.
+        let again = matches!(mode, "rebuild" | "later");
+        assert!(again || run.printed("wrong") == 0, "{mode}: {}", run.program);
+        let packets = run.printed("packets");
+        let counts = ["frames", "passed", "lost"].map(|key| run.queue(key));
+        match mode {
+            // The packets without a verdict get the default.
+            "close" => assert!(packets >= 500 && counts[1] >= 500, "{counts:?}, {}", run.program),
+            "rebuild" | "later" => {
+                assert!(packets > PACKETS && counts == [PACKETS, PACKETS, 0], "{counts:?}, {}", run.program)
+            }
+            _ => assert_eq!((packets, counts), (PACKETS, [PACKETS, PACKETS, 0]), "{mode}"),
+        }
+    }
+}
+
 /// A rule after `divert` matches the mark that the verdict sets.
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
