@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 
-HELLO = struct.pack("<IH58x", int.from_bytes(b"TPRG", "little"), 6)
+HELLO = struct.pack("<IH58x", int.from_bytes(b"TPRG", "little"), 7)
 
 
 def attach():

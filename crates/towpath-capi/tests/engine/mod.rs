@@ -1,4 +1,6 @@
-//! Runs the `towpath` program for the tests of this crate and of `towpath-py`.
+//! Runs the `towpath` program for the tests of this crate, of `towpath-py` and of `towpath-nfqueue`.
+// Each test program uses a part of it.
+#![allow(dead_code)]
 
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
