@@ -539,6 +539,11 @@ impl RulesetManager {
         self.book().gate.states().journal()
     }
 
+    /// A state of the journal as listings have it.
+    pub fn state_line(&self, state: Listed) -> StateLine {
+        StateLine::new(state, &self.book().gate, false)
+    }
+
     /// Brings the rules as snapshots name them up to date. Returns true if they have changed.
     pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         self.book().gate.update_refs(refs)

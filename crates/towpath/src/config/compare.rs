@@ -249,6 +249,7 @@ mod tests {
         ),
         ("control", &["socket", "owner", "group", "mode"]),
         ("metrics", &["listen", "group", "mode"]),
+        ("log", &["format", "level", "targets"]),
     ];
 
     /// The rules and the default rule are compared rule by rule.

@@ -217,4 +217,8 @@ pub const KEYS: &[Key] = &[
     new("metrics", "listen", Text, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"` of the [metrics endpoint](metrics.md#the-endpoint)"),
     new("metrics", "group", Text, "", "group that may connect to the Unix socket"),
     new("metrics", "mode", Text, "0600; with `group` 0660", "permissions of the Unix socket's file, in octal"),
+
+    new("log", "format", Word(&["text", "json", "journald"]), "by standard error", "[format](log.md#formats) of the log"),
+    new("log", "level", Word(&["off", "error", "warning", "info", "debug", "trace"]), "`\"info\"`", "level of all targets without a level of their own"),
+    new("log", "targets", Texts, "`[\"states=off\", \"towpath_=warning\"]`", "levels of [targets](log.md#targets): `TARGET=LEVEL`"),
 ];

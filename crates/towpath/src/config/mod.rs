@@ -29,6 +29,7 @@ pub mod compare;
 mod control;
 mod engine;
 pub mod keys;
+mod log;
 mod metrics;
 mod mux;
 mod port;
@@ -50,6 +51,7 @@ use towpath_gate::state;
 
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
+pub use self::log::Log;
 pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
 pub use self::port::{Port, Vlan};
@@ -99,6 +101,8 @@ pub struct Config {
     pub control: Option<Control>,
     /// The metrics endpoint.
     pub metrics: Option<Metrics>,
+    /// The log.
+    pub log: Log,
 }
 
 /// Errors of a configuration and its rules.
@@ -239,6 +243,7 @@ impl Config {
             engine,
             control: control::take(&top, directory),
             metrics: metrics::take(&top, directory),
+            log: log::take(&top),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -295,6 +300,7 @@ impl Config {
             (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
             (self.control != other.control, "[control]"),
             (self.metrics != other.metrics, "[metrics]"),
+            (self.log.format != other.log.format, "`format` of [log]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

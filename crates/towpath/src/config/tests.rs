@@ -592,7 +592,8 @@ fn documented_defaults_hold() {
                 "rules = \"r\"\n{}\n[port.a]\ndriver = \"{driver}\"\naddress = \"10.0.0.1\"\n{}\n[port.b]\n\
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
-                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n",
+                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
+                 [log]\n{}\n",
                 line(""),
                 line("port"),
                 line("bridge"),
@@ -602,6 +603,7 @@ fn documented_defaults_hold() {
                 line("engine"),
                 line("control"),
                 line("metrics"),
+                line("log"),
             )
         };
         let absent =
@@ -609,6 +611,28 @@ fn documented_defaults_hold() {
         let written = text(&format!("{} = {value}", key.name));
         let present = Config::parse("t", &written).unwrap_or_else(|errors| panic!("{written}: {errors:?}"));
         assert_eq!(format!("{absent:?}"), format!("{present:?}"), "[{}] {}", key.table, key.name);
+    }
+}
+
+#[test]
+fn levels_of_the_log_are_checked() {
+    let port = "[port.a]\ndriver = \"tun\"\n";
+    let text = |log: &str| format!("rules = \"r\"\nmonitor = \"a\"\n[log]\n{log}\n{port}");
+    let log = Config::parse("t", &text("level = \"debug\"\ntargets = [\"states=info\", \"towpath=error\"]"))
+        .unwrap()
+        .log;
+    assert_eq!(log.levels.to_string(), "debug, states=info, towpath=error, towpath_=warning");
+    for (written, expected) in [
+        ("format = \"xml\"", "t:4:10: `format` cannot be \"xml\"; the values are text, json, journald"),
+        ("targets = \"info\"", "t:4:11: `info` has no target; write `TARGET=info`, or level = \"info\""),
+        (
+            "targets = [\"states=loud\"]",
+            "t:4:12: `loud` is not a level; the levels are off, error, warning, info, debug, trace; \
+             write targets = [\"states=info\"]",
+        ),
+    ] {
+        let errors = Config::parse("t", &text(written)).unwrap_err();
+        assert_eq!(errors[0].to_string(), expected);
     }
 }
 

@@ -4,6 +4,7 @@ mod reload;
 pub mod ruleset;
 mod shutdown;
 mod start;
+mod state_log;
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -18,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use towpath_engine::queue::RingChannel;
 
+use self::state_log::StateLog;
 use super::inspector_sockets::Socket;
 use super::launcher::Launcher;
 use super::mux_service::Service;
@@ -31,12 +33,13 @@ use crate::control::dumps::Dumps;
 use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;
 use crate::inspector;
-use crate::logging::PACKETS;
 use crate::metrics::endpoint::{self, Endpoint};
+use crate::packet_log::PacketLine;
 use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::service_manager::Watchdog;
 use crate::snapshot::running::Running;
 use crate::worker_pool;
 
@@ -122,9 +125,10 @@ pub struct Supervisor {
     done: EventFd,
     /// Inspectors that do not answer.
     stalled: Stalled,
-    log: Receiver<String>,
-    /// Many lines of `log` rules arrived since the last turn.
+    log: Receiver<PacketLine>,
+    /// Many lines of `log` rules or events of states arrived since the last turn.
     logging: bool,
+    state_log: StateLog,
     sockets: Vec<Socket>,
     /// Order in which `sockets` are accepted from.
     round: RoundRobin,
@@ -155,6 +159,8 @@ pub struct Supervisor {
     counters: EndpointCounters,
     _endpoint: Option<Endpoint>,
     _dumps: Option<Dumps>,
+    /// Notifies the service manager while the packet threads advance.
+    watchdog: Option<Watchdog>,
 }
 
 /// The supervisor's handle of a worker.
@@ -216,7 +222,7 @@ impl Supervisor {
                 self.reload();
             }
             if heard(&mut self.usr2) {
-                log::warn!(
+                tracing::warn!(
                     "SIGUSR2 ignored: `towpath run` cannot be upgraded; stop it and start the new version"
                 );
             }
@@ -266,8 +272,8 @@ impl Supervisor {
     fn join(&mut self, queue: u16, channel: towpath_ring::Channel, standby: bool) {
         self.channels += 1;
         let peer = channel.peer();
-        log::info!(
-            peer = peer.uid;
+        tracing::info!(
+            peer = peer.uid,
             "queue {queue}: process {} of user {} has attached ({})",
             peer.pid,
             peer.uid,
@@ -353,17 +359,27 @@ impl Supervisor {
         self.rechecking = self.ruleset.recheck_some();
         if !self.rechecking {
             let Rechecks { looked, dropped, handed, .. } = self.ruleset.rechecks();
-            log::info!(
+            tracing::info!(
                 "re-checked {}: {dropped} dropped because the rules would not create them now, {handed} handed to another rule",
                 count(looked, "state")
             );
         }
     }
 
+    /// The status for the service manager.
+    fn summary(&self) -> String {
+        let (ports, rules) = (self.config.ports.len() as u64, self.ruleset.rules().len() as u64);
+        let muxes = match self.config.muxes.len() {
+            1 => "1 mux".to_owned(),
+            number => format!("{number} muxes"),
+        };
+        format!("{}, {muxes}, {}", count(ports, "port"), count(rules, "rule"))
+    }
+
     fn print_log(&mut self) {
         let lines = self.log.try_iter().take(LOG_LINES);
-        let count = lines.map(|line| log::info!(target: PACKETS, "{line}")).count();
-        self.logging = count > LOG_LINES / 16;
+        let count = lines.map(PacketLine::log).count();
+        self.logging = self.state_log.log(&self.ruleset) || count > LOG_LINES / 16;
     }
 
     /// Logs when the state table becomes nearly full and when it no longer is.
@@ -375,10 +391,10 @@ impl Supervisor {
         let Counters { now, unreplied, max, .. } = self.ruleset.state_counters();
         self.nearly_full = nearly_full;
         match nearly_full {
-            true => log::warn!(
+            true => tracing::warn!(
                 "the state table is nearly full: {now} of dyn_max {max}, {unreplied} of them without a reply"
             ),
-            false => log::info!("the state table is no longer nearly full: {now} of dyn_max {max}"),
+            false => tracing::info!("the state table is no longer nearly full: {now} of dyn_max {max}"),
         }
     }
 

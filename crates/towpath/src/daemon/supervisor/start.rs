@@ -28,6 +28,7 @@ use super::super::stalled::stalled;
 use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
+use super::state_log::StateLog;
 use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
     is_signalled,
@@ -44,6 +45,7 @@ use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::service_manager::{Sockets, Watchdog, notify};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
 use towpath_engine::egress::{PortIo, QueryServer, RouterPort, TxConfig, TxQueue};
@@ -56,12 +58,12 @@ use towpath_engine::router::{Directory, Resolver};
 const SLICE: Duration = Duration::from_micros(100);
 
 impl Supervisor {
-    /// Opens ports and sockets, drops capabilities, and starts threads and processes.
+    /// Opens ports and sockets, drops capabilities, and starts threads and processes. `passed` are the sockets of the service manager.
     ///
     /// # Errors
     ///
     /// The first resource that is unavailable.
-    pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
+    pub fn start(config: Config, ruleset: Ruleset, mut passed: Sockets) -> Result<Self, Failure> {
         let signals = |error| Failure::System("signals", error);
         // Before the files are read: a SIGHUP that follows a change of the files must not be lost.
         let hup = reloads().map_err(signals)?;
@@ -104,15 +106,15 @@ impl Supervisor {
         if let Some(control) = &config.control {
             super::super::make_directory_of(&control.socket, identity);
         }
-        let listening =
-            config.control.as_ref().map(|control| Listening::bind_as(control, identity)).transpose()?;
+        let open = |control| Listening::open(control, identity, &mut passed);
+        let listening = config.control.as_ref().map(open).transpose()?;
         if let Some(path) = config.metrics.as_ref().and_then(config::Metrics::unix) {
             super::super::make_directory_of(path, identity);
         }
         let listening_metrics = config
             .metrics
             .as_ref()
-            .map(|metrics| endpoint::Listening::bind(metrics, identity))
+            .map(|metrics| endpoint::Listening::open(metrics, identity, &mut passed))
             .transpose()?;
         let sockets = config
             .queues
@@ -122,8 +124,9 @@ impl Supervisor {
         let listening_muxes = config
             .muxes
             .iter()
-            .map(|mux| mux_service::Listening::open(mux, &starter, identity))
+            .map(|mux| mux_service::Listening::open(mux, &starter, identity, &mut passed))
             .collect::<Result<Vec<_>, _>>()?;
+        passed.finish();
         let saved = config.states.as_deref().map(snapshot::read);
         let dumps =
             config.control.as_ref().map(|control| Dumps::bind(control, identity).map_err(Failure::Dumps));
@@ -135,9 +138,9 @@ impl Supervisor {
         let needed = if limited { needed.with_locked_memory() } else { needed };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
-        log::info!("capabilities kept: {kept}");
+        tracing::info!("capabilities kept: {kept}");
         if let Some(identity) = identity {
-            log::info!("the engine is user {}, group {}", identity.user, identity.group);
+            tracing::info!("the engine is user {}, group {}", identity.user, identity.group);
         }
         if let Some(path) = &config.states {
             // Tests the file as the shutdown will write it: an error now is better than lost states then.
@@ -202,7 +205,7 @@ impl Supervisor {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
         });
-        let mut workers = Vec::new();
+        let (mut workers, mut beats) = (Vec::new(), Vec::new());
         for (number, (((ports, walker), bell), inbox)) in
             ports.into_iter().zip(walkers).zip(bells).zip(inboxes).enumerate()
         {
@@ -235,7 +238,9 @@ impl Supervisor {
                 drain: config.engine.drain,
                 log: LogSender::new(log.clone()),
                 clock: ruleset.clock(),
+                heartbeat: Arc::default(),
             };
+            beats.push((format!("engine-{number}"), Arc::clone(&parts.heartbeat)));
             let cpu = config.engine.cpus.get(number).copied();
             let thread = Some(spawn(number, parts, cpu, done.clone())?);
             workers.push(WorkerHandle { thread, ended: None, commands, bell });
@@ -258,6 +263,7 @@ impl Supervisor {
             stalled,
             log: lines,
             logging: false,
+            state_log: StateLog::default(),
             sockets: Vec::new(),
             round: RoundRobin::default(),
             pace: AcceptPace::default(),
@@ -280,6 +286,7 @@ impl Supervisor {
             counters,
             _endpoint: endpoint,
             _dumps: dumps,
+            watchdog: None,
         };
         if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
             // The threads wait for `Begin`: end them.
@@ -296,6 +303,9 @@ impl Supervisor {
             Config { states: Some(path), .. } => snapshot::set_aside(path),
             _ => {}
         }
+        supervisor.watchdog =
+            Watchdog::start(beats).map_err(|error| Failure::System("the watchdog's thread", error))?;
+        notify(&format!("READY=1\nSTATUS={}", supervisor.summary()));
         Ok(supervisor)
     }
 
@@ -395,10 +405,10 @@ fn restore(
 ) {
     let file = path.display();
     match saved {
-        Ok(None) => log::info!("{file}: no states yet"),
+        Ok(None) => tracing::info!("{file}: no states yet"),
         Ok(Some(saved)) => match ruleset.restore(&saved, ruleset.clock().now()) {
             Ok(restored) => {
-                log::info!("{file}: {}", snapshot::told(restored));
+                tracing::info!("{file}: {}", snapshot::told(restored));
                 // The rules differ from those of the saved states, or the last re-check was incomplete: treat it as a reload.
                 if (restored.default_dynamic > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     ruleset.recheck();
@@ -407,15 +417,15 @@ fn restore(
                     ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();
                     let more = if running { "; the re-check continues" } else { "" };
-                    log::info!(
+                    tracing::info!(
                         "{file}: {} dropped because the rules would not create them now{more}",
                         count(dropped, "state")
                     );
                 }
             }
-            Err(error) => log::warn!("{file}: no states restored: {error}"),
+            Err(error) => tracing::warn!("{file}: no states restored: {error}"),
         },
-        Err(error) => log::warn!("{file}: no states restored: {error}"),
+        Err(error) => tracing::warn!("{file}: no states restored: {error}"),
     }
 }
 
@@ -444,12 +454,13 @@ fn spawn(
             let mut set = rustix::thread::CpuSet::new();
             set.set(cpu);
             if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                log::warn!("cannot pin the engine to CPU {cpu}: {error}");
+                tracing::warn!("cannot pin the engine to CPU {cpu}: {error}");
             }
         }
         if let Err(error) = scheduling::set_slice(SLICE) {
-            log::warn!("packets may wait for other threads: no short time slices: {error}");
+            tracing::warn!("packets may wait for other threads: no short time slices: {error}");
         }
+        let _ended = parts.heartbeat.until_dropped();
         let report = Worker::new(parts).run();
         done.signal();
         report
