@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 
+PR_SET_PDEATHSIG = 1
 PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH = 0x4206, 0x4207, 17
 
 
@@ -56,6 +57,8 @@ class Manager:
             if self.watchdog:
                 os.environ.update(WATCHDOG_USEC=self.watchdog, WATCHDOG_PID=str(os.getpid()))
             os.dup2(2, 1)
+            # A test that fails kills the manager.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             os.execv(self.program[0], self.program)
         self.pid = pid
         tell(started=pid, passed=[name for name, _ in passed])
