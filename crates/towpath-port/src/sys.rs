@@ -7,6 +7,7 @@ use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_ulong, socklen_t};
 
@@ -559,6 +560,27 @@ pub(crate) fn close_on_exec(first: u32) -> io::Result<()> {
     let done = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     checked(done as c_int)?;
     Ok(())
+}
+
+/// Maximum number of descriptors that [`inherited`] takes.
+const INHERITED: u32 = 1024;
+
+/// Takes the descriptors 3 to 3 + `count` - 1, which nothing in this process has opened, and marks them as closed on exec(2). Only the
+/// first call returns them.
+pub(crate) fn inherited(count: u32) -> Vec<OwnedFd> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    // Relaxed: only the exchange itself counts.
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return Vec::new();
+    }
+    let take = |fd: c_int| {
+        // SAFETY: no memory is passed. A descriptor that is not open is an error.
+        checked(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }).ok()?;
+        // SAFETY: the descriptor is open. It was passed at exec(2): the process calls this before it opens descriptors, so nothing
+        // else owns it, and it is taken once.
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    (0..count.min(INHERITED)).filter_map(|at| take(3 + at as c_int)).collect()
 }
 
 /// sched_getattr(2) of the calling thread.

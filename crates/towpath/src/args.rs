@@ -17,6 +17,7 @@ use crate::cli::ctl::Ctl;
 
 use crate::cli::explain::Explain;
 use crate::cli::frame::Frame;
+use crate::cli::log::LogFormat;
 use crate::cli::mux::Mux;
 use crate::cli::nfq::Nfq;
 use crate::cli::recv::Recv;
@@ -65,6 +66,8 @@ Example:
     /// Start the programs of CONFIG for the engine at standard input
     #[command(hide = true)]
     Launcher {
+        #[command(flatten)]
+        log: LogFormat,
         config: PathBuf,
     },
     /// Print a shell's completion script

@@ -11,6 +11,6 @@ const SLICE: Duration = Duration::from_millis(10);
 /// Lets threads with shorter time slices preempt the calling thread when they wake up. Its share of the CPU does not change.
 pub(crate) fn begin() {
     if let Err(error) = scheduling::set_slice(SLICE) {
-        log::debug!("packets may wait for helper threads: no long time slices: {error}");
+        tracing::debug!("packets may wait for helper threads: no long time slices: {error}");
     }
 }

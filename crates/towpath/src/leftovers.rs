@@ -96,10 +96,10 @@ pub(crate) fn remove_at_start(identity: Option<Identity>) {
     let gone = pins::all().into_iter().filter(|pin| pin.interface.is_none()).map(Leftover::Pin);
     for leftover in directories.chain(gone) {
         match leftover.remove() {
-            Ok(()) => log::info!("{leftover}: removed"),
+            Ok(()) => tracing::info!("{leftover}: removed"),
             // Another engine was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => log::warn!("{leftover}: not removed: {error}"),
+            Err(error) => tracing::warn!("{leftover}: not removed: {error}"),
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod process;
 pub mod quantity;
 pub mod report;
 pub mod ruleset_manager;
+pub mod service_manager;
 pub mod settings;
 pub mod snapshot;
 pub mod state_feed;

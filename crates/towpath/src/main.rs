@@ -7,6 +7,7 @@ mod cli;
 use std::process::ExitCode;
 
 use clap::Parser;
+use towpath::service_manager::Sockets;
 
 use args::{Cli, Command, exit};
 
@@ -24,9 +25,11 @@ fn main() -> ExitCode {
         // Before any thread starts: it changes the user of this process and executes another program.
         return towpath::process::confine().into();
     }
+    // Before the first descriptor is opened.
+    let passed = Sockets::of_this_process();
     cli::log::start();
     let code = match cli.command {
-        Command::Run(args) => cli::run::run(&args),
+        Command::Run(args) => cli::run::run(&args, passed),
         Command::Replay(args) => cli::replay::run(&args),
         Command::Ctl(args) => cli::ctl::run(&args),
         Command::Check(args) => cli::check::run(&args),
@@ -42,7 +45,10 @@ fn main() -> ExitCode {
         Command::Demo(args) => cli::demo::run(&args),
         #[cfg(feature = "demo")]
         Command::DemoPart(part) => cli::demo::part(&part),
-        Command::Launcher { config } => towpath::daemon::launcher::serve(&config),
+        Command::Launcher { log, config } => {
+            log.apply(None);
+            towpath::daemon::launcher::serve(&config)
+        }
         Command::Confine => exit::USAGE,
         Command::Completions { shell } => cli::pages::completions(shell),
         Command::Man { directory } => cli::pages::man(&directory),

@@ -2,14 +2,30 @@
 
 use std::fmt::Display;
 
-use crate::logging::{Class, submit};
+use tracing::Level;
 
-/// Prints a line on standard error. After [`logging::start`](crate::logging::start), the call does not wait for the reader.
+use crate::logging::{Class, Head, Line, submit_line};
+
+/// Prints a message. After [`logging::start`](crate::logging::start), the call does not wait for the reader.
 pub fn say(line: impl Display) {
-    submit(line.to_string(), Class::Event);
+    put(Level::INFO, Head::None, &line);
 }
 
 /// Prints a warning; the run continues.
 pub fn warn(warning: impl Display) {
-    say(format_args!("towpath: warning: {warning}"));
+    put(Level::WARN, Head::Level, &warning);
+}
+
+/// Prints the reason why the program fails.
+pub fn fail(error: impl Display) {
+    put(Level::ERROR, Head::Program, &error);
+}
+
+/// Prints an error at a position of a file, which it begins with.
+pub fn wrong(error: impl Display) {
+    put(Level::ERROR, Head::None, &error);
+}
+
+fn put(level: Level, head: Head, message: &dyn Display) {
+    submit_line(Line::new(level, head, message.to_string()), Class::Event);
 }

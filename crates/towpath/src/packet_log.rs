@@ -1,30 +1,43 @@
 //! The lines of `log` rules, from the walkers that write them to the log.
 
 use std::fmt::{self, Display};
+use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
 
 use time::OffsetDateTime;
-use towpath_gate::{Suppressed, SuppressedBy, Walker};
-use towpath_wire::Time;
+use towpath_gate::{Dir, LogEntry, Suppressed, SuppressedBy, Walker};
+use towpath_wire::{Addresses, Time};
 
 use crate::control::PacketCopies;
 use crate::events::PacketEvents;
 use crate::logging;
 use crate::quantity::count;
 
-/// Passes each new line of the walker's packets to `line`, the oldest first, with its time. Then passes the summaries of suppressed lines
-/// that are due at `now`; with `all`, also the others. The third argument of `line` is the number of lines for which the line stands.
-pub fn drain(walker: &mut Walker, now: Time, all: bool, line: impl FnMut(Time, &dyn Display, u64)) {
+/// A line of the walker's packets.
+pub struct Drained<'a> {
+    /// Its time.
+    pub time: Time,
+    /// The text.
+    pub line: &'a dyn Display,
+    /// The number of lines for which it stands.
+    pub lines: u64,
+    /// The packet and the name of its port; `None` for a summary.
+    packet: Option<(&'a LogEntry, Option<&'a str>)>,
+}
+
+/// Passes each new line of the walker's packets to `line`, the oldest first. Then passes the summaries of suppressed lines that are due at
+/// `now`; with `all`, also the others.
+pub fn drain(walker: &mut Walker, now: Time, all: bool, line: impl FnMut(Drained<'_>)) {
     drain_with(walker, now, all, (None, None), line);
 }
 
-/// As [`drain`], and passes the packets to `events`.
+/// As [`drain`], and passes the packets to `events` and `copies`.
 fn drain_with(
     walker: &mut Walker,
     now: Time,
     all: bool,
     (events, copies): (Option<&PacketEvents>, Option<&PacketCopies>),
-    mut line: impl FnMut(Time, &dyn Display, u64),
+    mut line: impl FnMut(Drained<'_>),
 ) {
     while let Some(entry) = walker.log().take() {
         if let Some(copies) = copies {
@@ -34,7 +47,8 @@ fn drain_with(
         if let Some(events) = events {
             events.packet(&entry, port);
         }
-        line(entry.time, &entry.line(port), 1);
+        let text = entry.line(port);
+        line(Drained { time: entry.time, line: &text, lines: 1, packet: Some((&entry, port)) });
     }
     while let Some(summary) = walker.log().poll_summary(now, all) {
         if let Some(events) = events {
@@ -45,14 +59,55 @@ fn drain_with(
             SuppressedBy::Full => logging::count_lost(lines),
             _ => logging::count_suppressed(lines),
         }
-        line(summary.time, &summary, lines);
+        line(Drained { time: summary.time, line: &summary, lines, packet: None });
+    }
+}
+
+/// A line on its way to the log.
+#[derive(Debug)]
+pub(crate) struct PacketLine {
+    text: String,
+    /// The packet and the name of its port.
+    packet: Option<(LogEntry, Option<Box<str>>)>,
+}
+
+impl PacketLine {
+    fn of(drained: &Drained<'_>) -> Self {
+        let packet = drained.packet.map(|(entry, port)| (*entry, port.map(Box::from)));
+        Self { text: drained.line.to_string(), packet }
+    }
+
+    /// Writes the line to the log.
+    pub(crate) fn log(self) {
+        let Self { text, packet } = self;
+        let Some((entry, port)) = packet else {
+            return tracing::info!(target: logging::PACKETS, "{text}");
+        };
+        let (src, dst): (Option<IpAddr>, Option<IpAddr>) = match entry.addresses {
+            Addresses::None => (None, None),
+            Addresses::V4(src, dst) => (Some(src.into()), Some(dst.into())),
+            Addresses::V6(src, dst) => (Some(src.into()), Some(dst.into())),
+        };
+        tracing::info!(
+            target: logging::PACKETS,
+            rule = entry.rule,
+            action = entry.action,
+            dir = if entry.dir == Dir::In { "in" } else { "out" },
+            port = port.as_deref(),
+            proto = src.is_some().then_some(entry.proto),
+            src = src.map(tracing::field::display),
+            src_port = entry.ports.map(|(src, _)| src),
+            dst = dst.map(tracing::field::display),
+            dst_port = entry.ports.map(|(_, dst)| dst),
+            "{text}"
+        );
     }
 }
 
 /// Sends the lines of one walker to the supervisor without blocking.
 #[derive(Debug)]
 pub(crate) struct LogSender {
-    lines: SyncSender<String>,
+    lines: SyncSender<PacketLine>,
     /// Lines that the full channel did not take since the last summary.
     lost: u64,
     /// Receives the packets as events.
@@ -62,7 +117,7 @@ pub(crate) struct LogSender {
 }
 
 impl LogSender {
-    pub(crate) fn new(lines: SyncSender<String>) -> Self {
+    pub(crate) fn new(lines: SyncSender<PacketLine>) -> Self {
         Self { lines, lost: 0, events: None, copies: None }
     }
 
@@ -83,10 +138,10 @@ impl LogSender {
     pub(crate) fn send(&mut self, walker: &mut Walker, now: Time, all: bool) {
         self.tell_lost();
         let Self { lines, lost, events, copies } = self;
-        drain_with(walker, now, all, (events.as_ref(), copies.as_ref()), |_, line, count| {
+        drain_with(walker, now, all, (events.as_ref(), copies.as_ref()), |drained| {
             // After a lost line, all others are lost until the channel takes the summary.
-            if *lost > 0 || lines.try_send(line.to_string()).is_err() {
-                *lost += count;
+            if *lost > 0 || lines.try_send(PacketLine::of(&drained)).is_err() {
+                *lost += drained.lines;
             }
         });
         if all {
@@ -111,13 +166,14 @@ impl Drop for LogSender {
     fn drop(&mut self) {
         if self.lost > 0 {
             logging::count_lost(self.lost);
-            log::info!(target: logging::PACKETS, "{}", lost_line(self.lost));
+            lost_line(self.lost).log();
         }
     }
 }
 
-fn lost_line(lost: u64) -> String {
-    format!("ipfw: suppressed {}: the log is too slow", count(lost, "line"))
+fn lost_line(lost: u64) -> PacketLine {
+    let text = format!("ipfw: suppressed {}: the log is too slow", count(lost, "line"));
+    PacketLine { text, packet: None }
 }
 
 /// A time since 1970, in UTC: `2026-11-22T08:15:30.123456Z` (RFC 3339). With `fraction`, microseconds.
@@ -136,7 +192,7 @@ pub fn utc(time: Time, fraction: bool) -> impl Display {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::sync_channel;
+    use std::sync::mpsc::{Receiver, sync_channel};
 
     use towpath_gate::rules::Ruleset;
     use towpath_gate::{Dir, Gate, PacketSpec, Ports, Walk, state};
@@ -159,6 +215,10 @@ mod tests {
         }
     }
 
+    fn texts(taken: &Receiver<PacketLine>) -> Vec<String> {
+        taken.try_iter().map(|line| line.text).collect()
+    }
+
     const LINE: &str = "ipfw: 100 Deny UDP 10.0.0.1:1 10.0.0.2:53 in";
 
     #[test]
@@ -169,11 +229,11 @@ mod tests {
         let now = Time::from_secs(5);
         walk(&mut walker, 5, now);
         sender.send(&mut walker, now, false);
-        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [LINE; 2]);
+        assert_eq!(texts(&taken), [LINE; 2]);
         walk(&mut walker, 1, now);
         sender.send(&mut walker, now, false);
         let lost = "ipfw: suppressed 3 lines: the log is too slow";
-        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [lost, LINE]);
+        assert_eq!(texts(&taken), [lost, LINE]);
     }
 
     #[test]
@@ -183,13 +243,13 @@ mod tests {
         let mut sender = LogSender::new(lines);
         walk(&mut walker, 8, Time::from_secs(5));
         sender.send(&mut walker, Time::from_secs(5), false);
-        assert_eq!(taken.try_iter().collect::<Vec<_>>(), [format!("{LINE}, limit 1 reached")]);
+        assert_eq!(texts(&taken), [format!("{LINE}, limit 1 reached")]);
         sender.send(&mut walker, Time::from_secs(6), false);
-        assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 7 lines: limit 1 reached"]);
+        assert_eq!(texts(&taken), ["ipfw: 100 suppressed 7 lines: limit 1 reached"]);
         // The last call does not wait for the summary's time.
         walk(&mut walker, 1, Time::from_secs(6));
         sender.send(&mut walker, Time::from_secs(6), true);
-        assert_eq!(taken.try_iter().collect::<Vec<_>>(), ["ipfw: 100 suppressed 1 line: limit 1 reached"]);
+        assert_eq!(texts(&taken), ["ipfw: 100 suppressed 1 line: limit 1 reached"]);
     }
 
     #[test]

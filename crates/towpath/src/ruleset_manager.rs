@@ -565,6 +565,11 @@ impl RulesetManager {
         self.book().gate.states().journal()
     }
 
+    /// A state of the journal as listings have it.
+    pub fn state_line(&self, state: Listed) -> StateLine {
+        StateLine::new(state, &self.book().gate, false)
+    }
+
     /// Updates `refs` to the current rules. Returns true if it changed.
     pub fn update_refs(&self, refs: &mut RuleRefs) -> bool {
         self.book().gate.update_refs(refs)

@@ -123,7 +123,7 @@ pub fn set_aside(path: &Path) {
     });
     match moved {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn!(
+            tracing::warn!(
                 "{}: cannot be renamed, so a next engine would restore outdated states: {error}; remove it",
                 path.display()
             );

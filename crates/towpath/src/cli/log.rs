@@ -1,69 +1,51 @@
-//! Prints the libraries' log to standard error.
-//!
-//! A line may name its peer (`log::warn!(peer = uid; ...)`): the rate limit is per place in the source and peer.
+//! The log of the program: its levels by default, and the options of the services `run` and `mux`.
 
-use std::fmt::{self, Write};
-use std::hash::{DefaultHasher, Hasher};
+use clap::Args;
+use towpath::config;
+use towpath::logging::{self, Directive, Format, Levels, OPERATOR, level};
 
-use log::{LevelFilter, Log, Metadata, Record};
-use towpath::logging::{self, Cause, Class, OPERATOR, PACKETS};
+// Not a doc comment: clap would make it the description of the command.
+#[derive(Debug, Args)]
+pub(crate) struct LogFormat {
+    /// Format of the log; default: journald if standard error is a stream to journald (under systemd), text otherwise
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<Format>,
+}
 
-struct Stderr;
+// As above.
+#[derive(Debug, Args)]
+pub(crate) struct LogOptions {
+    #[command(flatten)]
+    format: LogFormat,
 
-/// Installs the logger; from now on, warnings and errors of the libraries are printed.
+    /// Level of the log, or of one of its targets: off, error, warning, info, debug, trace; may be repeated
+    #[arg(long = "log-level", value_name = "[TARGET=]LEVEL")]
+    levels: Vec<Directive>,
+}
+
+/// Starts the log of a command: warnings and errors.
 pub(crate) fn start() {
-    // This is the program's only logger, so `set_logger` cannot fail.
-    if log::set_logger(&Stderr).is_ok() {
-        log::set_max_level(LevelFilter::Info);
+    let mut levels = Levels::new(level("warning").expect("a level"));
+    levels.set(&format!("{OPERATOR}=info").parse().expect("a directive")).expect("there is room");
+    logging::install(levels);
+}
+
+impl LogFormat {
+    /// Sets the format of a service. The option has precedence over the configuration.
+    pub(crate) fn apply(&self, configured: Option<Format>) {
+        logging::set_format(self.log_format.or(configured).unwrap_or_else(Format::detect));
     }
 }
 
-impl Log for Stderr {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The worker pool, the daemon and the metrics endpoint also log events of interest to the operator (info level).
-        let daemon = ["towpath::worker_pool", "towpath::daemon", "towpath::metrics", OPERATOR]
-            .iter()
-            .any(|part| metadata.target().starts_with(part));
-        metadata.level() <= LevelFilter::Warn || daemon
+impl LogOptions {
+    /// Starts the log of a service without a configuration file.
+    pub(crate) fn apply(&self) -> Result<(), String> {
+        self.format.apply(None);
+        let mut levels = config::Log::default().levels;
+        for directive in &self.levels {
+            levels.set(directive).map_err(|error| format!("--log-level: {error}"))?;
+        }
+        logging::configure(levels);
+        Ok(())
     }
-
-    fn log(&self, record: &Record<'_>) {
-        if !self.enabled(record.metadata()) {
-            return;
-        }
-        let line = || format!("towpath: {}: {}", record.level().as_str().to_lowercase(), record.args());
-        if record.target() == PACKETS {
-            return logging::submit(line(), Class::Packet);
-        }
-        if record.target() == OPERATOR {
-            return logging::submit(line(), Class::Event);
-        }
-        let file = record.file_static().unwrap_or_default();
-        let (cause, peer) = (Cause { file, line: record.line().unwrap_or(0) }, peer(record));
-        // The line is formatted only if it is admitted.
-        if logging::admit(cause, peer) {
-            logging::submit_admitted(line(), cause, peer);
-        }
-    }
-
-    fn flush(&self) {
-        logging::finish();
-    }
-}
-
-/// The hash of the peer's name. Two peers with the same hash share a limit.
-fn peer(record: &Record<'_>) -> Option<u64> {
-    struct Name(DefaultHasher);
-
-    impl Write for Name {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            self.0.write(text.as_bytes());
-            Ok(())
-        }
-    }
-
-    let value = record.key_values().get("peer".into())?;
-    let mut name = Name(DefaultHasher::new());
-    write!(name, "{value}").ok()?;
-    Some(name.0.finish())
 }

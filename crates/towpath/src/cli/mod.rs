@@ -32,7 +32,7 @@ use crate::args::exit;
 
 /// Prints an error in the common format. Returns `code`.
 pub(crate) fn fail(code: u8, error: impl Display) -> u8 {
-    say(format_args!("towpath: {error}"));
+    towpath::output::fail(error);
     code
 }
 

@@ -14,7 +14,8 @@ use towpath::framing::Named;
 use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
-use towpath::upgrade::{self, Executable, Predecessor};
+use towpath::service_manager;
+use towpath::upgrade::{Executable, Predecessor};
 use towpath::worker_pool::{
     self, Error, Inherited, InheritedFile, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery,
 };
@@ -25,6 +26,7 @@ use towpath_mux::mux::{self, Order};
 use towpath_send::CopyMode;
 
 use crate::args::exit;
+use crate::cli::log::LogOptions;
 use crate::cli::{answer, fail, say};
 
 const EXAMPLE: &str = "\
@@ -164,6 +166,9 @@ pub(crate) struct Mux {
     /// On exit, print the connection and message counters as one JSON object on standard output
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 // Not a doc comment: clap would make it the description of the command.
@@ -306,6 +311,9 @@ enum Undone {
 }
 
 pub(crate) fn run(args: &Mux) -> u8 {
+    if let Err(message) = args.log.apply() {
+        return fail(exit::USAGE, message);
+    }
     let mut predecessor = match Predecessor::of_this_process(worker_pool::SERVICE) {
         Ok(predecessor) => predecessor,
         Err(error) => {
@@ -461,7 +469,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
         predecessor: predecessor.take(),
     };
     front.enable_upgrades(upgradable).map_err(code)?;
-    upgrade::notify("READY=1");
+    service_manager::notify("READY=1");
     front.run().map_err(code)
 }
 

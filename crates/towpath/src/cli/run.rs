@@ -8,11 +8,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use towpath::config::{Config, Wrong};
 use towpath::daemon::{Failure, Inherited, Supervisor};
+use towpath::logging;
 use towpath::quantity::count;
+use towpath::service_manager::Sockets;
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
 
 use crate::args::exit;
+use crate::cli::log::LogFormat;
 use crate::cli::{answer, fail, say, warn};
 
 /// Run the engine between live ports, as a configuration file specifies
@@ -37,12 +40,16 @@ pub(crate) struct Run {
     /// Print the final report, or the findings of --check, as one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    log: LogFormat,
 }
 
-pub(crate) fn run(args: &Run) -> u8 {
+pub(crate) fn run(args: &Run, passed: Sockets) -> u8 {
     if args.check {
         return check(args);
     }
+    args.log.apply(None);
     // Standard input is the channel of an upgrade then.
     let inherited = match Inherited::of_this_process() {
         Ok(inherited) => inherited,
@@ -61,16 +68,18 @@ pub(crate) fn run(args: &Run) -> u8 {
     let (config, rules) = match Config::read_whole(&args.config) {
         Ok(read) => read,
         Err(wrong) => {
-            wrong.config.iter().chain(&wrong.rules).for_each(say);
+            wrong.config.iter().chain(&wrong.rules).for_each(towpath::output::wrong);
             if let Some(first) = wrong.config.iter().chain(&wrong.rules).next() {
                 refused(first);
             }
             return code(&wrong);
         }
     };
+    args.log.apply(config.log.format);
+    logging::configure(config.log.levels.clone());
     rules.warnings.iter().for_each(warn);
     open_files();
-    let supervisor = match Supervisor::start_with(config, rules.ruleset, inherited) {
+    let supervisor = match Supervisor::start_with(config, rules.ruleset, passed, inherited) {
         Ok(supervisor) => supervisor,
         Err(failure) => {
             refused(&failure);
@@ -93,7 +102,7 @@ pub(super) fn open_files() {
     if current != maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
     {
-        log::warn!("the limit of open files stays at {}: {error}", current.unwrap_or(u64::MAX));
+        tracing::warn!("the limit of open files stays at {}: {error}", current.unwrap_or(u64::MAX));
     }
 }
 

@@ -253,6 +253,7 @@ mod tests {
         ("metrics", &["listen", "group", "mode"]),
         ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
         ("events", &["output", "include"]),
+        ("log", &["format", "level", "targets"]),
     ];
 
     /// The rules and the default rule are compared rule by rule.

@@ -234,4 +234,8 @@ pub const KEYS: &[Key] = &[
 
     new("events", "output", Text, "required", "file, `\"unix:PATH\"` or `\"stdout\"` for [events](flow-records.md#json-events)"),
     new("events", "include", Texts, "all", "kinds of events: `states`, `drops`, `verdicts`"),
+
+    new("log", "format", Word(&["text", "json", "journald"]), "by standard error", "[format](log.md#formats) of the log"),
+    new("log", "level", Word(&["off", "error", "warning", "info", "debug", "trace"]), "`\"info\"`", "level of all targets without a level of their own"),
+    new("log", "targets", Texts, "`[\"states=off\", \"towpath_=warning\"]`", "levels of [targets](log.md#targets): `TARGET=LEVEL`"),
 ];

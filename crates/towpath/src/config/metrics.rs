@@ -46,6 +46,11 @@ pub(super) fn take(top: &Table<'_, '_>, directory: &Path) -> Option<Metrics> {
 }
 
 impl Metrics {
+    /// `HOST:PORT`, or `unix:PATH` with the path that is bound.
+    pub fn address(&self) -> String {
+        self.path.as_ref().map_or_else(|| self.listen.clone(), |path| format!("unix:{}", path.display()))
+    }
+
     /// The path of the Unix socket. `None`: TCP.
     pub fn unix(&self) -> Option<&Path> {
         self.path.as_deref()

@@ -31,6 +31,7 @@ mod engine;
 mod events;
 mod ipfix;
 pub mod keys;
+mod log;
 mod metrics;
 mod mux;
 mod offload;
@@ -55,6 +56,7 @@ pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
 pub use self::events::{EventOutput, Events};
 pub use self::ipfix::Ipfix;
+pub use self::log::Log;
 pub use self::metrics::Metrics;
 pub use self::mux::{Mux, Thread};
 pub use self::offload::Offload;
@@ -111,6 +113,8 @@ pub struct Config {
     pub events: Option<Events>,
     /// Flows whose packets the kernel forwards.
     pub offload: Option<Offload>,
+    /// The log.
+    pub log: Log,
 }
 
 /// Errors of a configuration and its rules.
@@ -255,6 +259,7 @@ impl Config {
             ipfix: ipfix::take(&top),
             events: events::take(&top, directory),
             offload,
+            log: log::take(&top),
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
@@ -314,6 +319,7 @@ impl Config {
             (self.ipfix != other.ipfix, "[ipfix]"),
             (self.events != other.events, "[events]"),
             (self.offload != other.offload, "[offload]"),
+            (self.log.format != other.log.format, "`format` of [log]"),
         ];
         names.extend(rows.iter().filter(|(differs, _)| *differs).map(|(_, name)| (*name).to_owned()));
         names

@@ -593,7 +593,7 @@ fn documented_defaults_hold() {
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
                  worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
-                 [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n",
+                 [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n[log]\n{}\n",
                 line(""),
                 line("port"),
                 line("bridge"),
@@ -605,6 +605,7 @@ fn documented_defaults_hold() {
                 line("metrics"),
                 line("ipfix"),
                 line("events"),
+                line("log"),
             )
         };
         let absent =
@@ -641,6 +642,28 @@ fn collectors_and_outputs_of_events_are_checked() {
     );
     let all = events("[events]\noutput = \"stdout\"");
     assert_eq!((all.output, all.states, all.drops, all.verdicts), (EventOutput::Stdout, true, true, true));
+}
+
+#[test]
+fn levels_of_the_log_are_checked() {
+    let port = "[port.a]\ndriver = \"tun\"\n";
+    let text = |log: &str| format!("rules = \"r\"\nmonitor = \"a\"\n[log]\n{log}\n{port}");
+    let log = Config::parse("t", &text("level = \"debug\"\ntargets = [\"states=info\", \"towpath=error\"]"))
+        .unwrap()
+        .log;
+    assert_eq!(log.levels.to_string(), "debug, states=info, towpath=error, towpath_=warning");
+    for (written, expected) in [
+        ("format = \"xml\"", "t:4:10: `format` cannot be \"xml\"; the values are text, json, journald"),
+        ("targets = \"info\"", "t:4:11: `info` has no target; write `TARGET=info`, or level = \"info\""),
+        (
+            "targets = [\"states=loud\"]",
+            "t:4:12: `loud` is not a level; the levels are off, error, warning, info, debug, trace; \
+             write targets = [\"states=info\"]",
+        ),
+    ] {
+        let errors = Config::parse("t", &text(written)).unwrap_err();
+        assert_eq!(errors[0].to_string(), expected);
+    }
 }
 
 #[test]

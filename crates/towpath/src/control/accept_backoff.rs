@@ -30,7 +30,7 @@ impl AcceptBackoff {
         self.until = Some(Instant::now() + PAUSE);
         self.count += 1;
         if self.count.is_power_of_two() {
-            log::warn!(
+            tracing::warn!(
                 "{}: {error}; connections wait ({} times so far){}",
                 self.name,
                 self.count,

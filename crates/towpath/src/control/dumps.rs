@@ -374,7 +374,7 @@ impl ServerState {
             let idle = client.activity.is_over((stats.published, stats.decided), now);
             if idle {
                 let towpath_ring::Credentials { pid, uid, .. } = client.channel.peer();
-                log::warn!(peer = uid; "dumps: detached process {pid} of user {uid}: idle for 60 s");
+                tracing::warn!(peer = uid, "dumps: detached process {pid} of user {uid}: idle for 60 s");
             }
             !idle && client.channel.check_peer() && !client.channel.is_dead()
         });

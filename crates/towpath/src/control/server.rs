@@ -37,6 +37,7 @@ use crate::config::Control;
 use crate::eventfd::EventFd;
 use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
+use crate::service_manager::{Address, Sockets};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -133,6 +134,37 @@ impl Listening {
         let owner = control.owner.or(identity.map(|identity| identity.user));
         let group = control.group.or(identity.map(|identity| identity.group));
         file.set_access(owner, group, Some(control.mode)).map_err(system)?;
+        let access = AccessControl {
+            engine: Identity::engine_user(identity),
+            owner: control.owner,
+            others: control.mode & 0o066 != 0,
+        };
+        Ok(Self { file, listener, access })
+    }
+
+    /// As [`bind_as`](Self::bind_as), with the socket of the service manager if it has passed it.
+    ///
+    /// # Errors
+    ///
+    /// As [`bind`](Self::bind).
+    pub fn open(
+        control: &Control,
+        identity: Option<Identity>,
+        sockets: &mut Sockets,
+    ) -> Result<Self, BindError> {
+        let path = control.socket.as_path();
+        let Some(passed) = sockets.take(Address::Unix(path)) else {
+            let mut listening = Self::bind_as(control, identity)?;
+            sockets.store_unix("control", &listening.listener, &mut listening.file);
+            return Ok(listening);
+        };
+        let system = |source| BindError::System { path: path.into(), source };
+        let owner = control.owner.or(identity.map(|identity| identity.user));
+        let group = control.group.or(identity.map(|identity| identity.group));
+        let file = passed.file(path, owner, group, Some(control.mode)).map_err(system)?;
+        let listener = UnixListener::from(passed.socket);
+        listener.set_nonblocking(true).map_err(system)?;
+        refuse_descriptors(&listener).map_err(system)?;
         let access = AccessControl {
             engine: Identity::engine_user(identity),
             owner: control.owner,
@@ -381,9 +413,10 @@ impl ServerState {
                     Some(Late::Slow) => (&mut self.stats.slow, "sent or read too slowly"),
                 };
                 *count += 1;
-                log::warn!(
-                    peer = client.user;
-                    "control: disconnected a client of user {}, which {what} ({count} so far)", client.user
+                tracing::warn!(
+                    peer = client.user,
+                    "control: disconnected a client of user {}, which {what} ({count} so far)",
+                    client.user
                 );
                 client.gone = true;
             }
@@ -393,7 +426,7 @@ impl ServerState {
                 return;
             }
             if let Err(error) = self.wait(now) {
-                log::warn!("control: poll: {error}");
+                tracing::warn!("control: poll: {error}");
                 return;
             }
             self.wakeup.clear();
@@ -485,7 +518,7 @@ impl ServerState {
             Ok(peer) => peer,
             Err(error) => {
                 self.reaper.drop_for(LISTENER, stream);
-                return log::warn!("control: the credentials of a client are unknown: {error}");
+                return tracing::warn!("control: the credentials of a client are unknown: {error}");
             }
         };
         let stream = self.reaper.wrap(PeerKey::User(uid), stream);
@@ -497,8 +530,8 @@ impl ServerState {
         let Some(role) = self.access.role(uid) else {
             self.stats.not_permitted += 1;
             let count = self.stats.not_permitted;
-            log::warn!(
-                peer = uid;
+            tracing::warn!(
+                peer = uid,
                 "control: refused process {pid} of user {uid}: neither the engine's user nor root ({count} so far)"
             );
             let message = format!("user {uid} has no access to the engine of user {}", self.access.engine);
@@ -511,7 +544,10 @@ impl ServerState {
                 Full::User(..) => &mut self.stats.user_limit,
             };
             *count += 1;
-            log::warn!(peer = uid; "control: refused process {pid} of user {uid}: {full} ({count} so far)");
+            tracing::warn!(
+                peer = uid,
+                "control: refused process {pid} of user {uid}: {full} ({count} so far)"
+            );
             session.refuse(&Refusal::new(Code::Busy, full.to_string()));
             return send_refusal(stream, session);
         }

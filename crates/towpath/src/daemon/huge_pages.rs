@@ -14,11 +14,11 @@ pub(super) fn states(wanted: bool) -> Pages {
     }
     match why_none(std::fs::read_to_string(ENABLED)) {
         None => {
-            log::info!("hugepages: the state table uses huge pages where the kernel has free ones");
+            tracing::info!("hugepages: the state table uses huge pages where the kernel has free ones");
             Pages::Huge
         }
         Some(why) => {
-            log::warn!("hugepages: {why}; the state table uses normal pages");
+            tracing::warn!("hugepages: {why}; the state table uses normal pages");
             Pages::Base
         }
     }

@@ -154,7 +154,7 @@ impl Socket {
         self.serving = inspectors.serving();
         self.endpoint.set_allow(allow(self.engine, &self.users, &self.started));
         if let Err(error) = open(&self.endpoint, inspectors, &self.starter, None) {
-            log::warn!("queue {}: {}: {error}", self.queue, self.path.display());
+            tracing::warn!("queue {}: {}: {error}", self.queue, self.path.display());
         }
         let mut before = std::mem::take(&mut self.children);
         for program in wanted(inspectors) {
@@ -273,13 +273,13 @@ impl Socket {
         let Some(child) = self.children.iter_mut().find(|child| child.has(pid)) else { return };
         let Some(process) = &mut child.process else { return };
         let program = &child.program.words[0];
-        log::warn!(
+        tracing::warn!(
             "queue {}: `{program}` (process {}) is killed: it does not answer",
             self.queue,
             process.id()
         );
         if let Err(error) = process.kill() {
-            log::warn!("queue {}: process {}: {error}", self.queue, process.id());
+            tracing::warn!("queue {}: process {}: {error}", self.queue, process.id());
         }
     }
 
@@ -325,11 +325,14 @@ impl Socket {
             inspector.end(early);
             match inspector.pause.as_secs() {
                 0 => {
-                    log::warn!("queue {}: `{program}` ended ({status}); restarted", self.queue);
+                    tracing::warn!("queue {}: `{program}` ended ({status}); restarted", self.queue);
                     self.restart_one(at);
                 }
                 seconds => {
-                    log::warn!("queue {}: `{program}` ended ({status}); restart in {seconds} s", self.queue);
+                    tracing::warn!(
+                        "queue {}: `{program}` ended ({status}); restart in {seconds} s",
+                        self.queue
+                    );
                 }
             }
         }
@@ -339,7 +342,7 @@ impl Socket {
     fn restart_one(&mut self, at: usize) {
         if let Err(error) = self.start_one(at) {
             let inspector = &mut self.children[at];
-            log::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.program.words[0]);
+            tracing::warn!("queue {}: cannot start `{}`: {error}", self.queue, inspector.program.words[0]);
             inspector.early = inspector.early.max(1);
             inspector.end(true);
         }

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
@@ -23,6 +24,7 @@ use crate::control::QueryInbox;
 use crate::eventfd::EventFd;
 use crate::process::{Identity, Place, Starter};
 use crate::quantity::count;
+use crate::service_manager::{Address, Sockets};
 use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
@@ -62,7 +64,13 @@ enum Runs {
 }
 
 impl Listening {
-    pub(super) fn open(config: &Mux, starter: &Starter, identity: Option<Identity>) -> Result<Self, Failure> {
+    /// Listens on the addresses of the configuration, by sockets of the service manager where it has passed them.
+    pub(super) fn open(
+        config: &Mux,
+        starter: &Starter,
+        identity: Option<Identity>,
+        sockets: &mut Sockets,
+    ) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Mux(config.name.clone(), error.to_string());
         let core = mux::Config {
             redeliver: config.redeliver,
@@ -85,16 +93,32 @@ impl Listening {
         let server = Server::with_limits(framing, limits, core).map_err(failed)?;
         let tls = config.tls.clone().map(Tls::from_files).transpose();
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
+        let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
         let mut unix = Vec::new();
-        for address in &config.listen {
+        for (number, address) in config.listen.iter().enumerate() {
+            if let Some(passed) = sockets.take(Address::of(address)) {
+                if let Address::Unix(path) = Address::of(address) {
+                    unix.push(passed.file(path, owner, group, None).map_err(failed)?);
+                }
+                let at = match &tls {
+                    Some(tls) => server.listen_tls_on(passed.socket, tls.clone()),
+                    None => server.listen_on(passed.socket),
+                };
+                tracing::info!("mux {}: listens on {}", config.name, at.map_err(failed)?);
+                continue;
+            }
             let (at, socket) = worker_pool::listen(&server, address, tls.as_ref())
                 .map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
-            log::info!("mux {}: listens on {at}", config.name);
-            if let Some(socket) = &socket {
-                let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
+            tracing::info!("mux {}: listens on {at}", config.name);
+            let name = format!("mux-{}-{number}", config.name);
+            let bound = server.listeners().map_err(failed)?.into_iter().find(|listener| listener.name == at);
+            if let Some(mut socket) = socket {
                 socket.set_access(owner, group, None).map_err(failed)?;
+                bound.iter().for_each(|bound| sockets.store_unix(&name, &bound.socket, &mut socket));
+                unix.push(socket);
+            } else {
+                bound.iter().for_each(|bound| _ = sockets.store(&name, bound.socket.as_fd()));
             }
-            unix.extend(socket);
         }
         Ok(Self { unix, server, tls, config: config.clone(), starter: starter.clone() })
     }
@@ -169,8 +193,8 @@ impl Service {
     pub(super) fn refresh(&self, again: bool) {
         for peer in self.admission.refresh(again).refused {
             if self.server.close_peer(&peer) {
-                log::info!(
-                    peer:% = peer.remote.ip();
+                tracing::info!(
+                    peer = %peer.remote.ip(),
                     "mux {}: {} the rules no longer admit this peer: closed", self.name, peer.remote
                 );
             }
@@ -216,7 +240,7 @@ impl Service {
         self.ended = Some(match outcome {
             Some(Ok(Outcome { drained, cut, totals, restarts, .. })) => {
                 let left = format!("; ended before the drain was complete; {} cut", count(cut, "connection"));
-                log::info!(
+                tracing::info!(
                     "mux {}: {}, {}: {} done, {} given up, {} discarded, {} not begun; {} started again{}",
                     self.name,
                     count(totals.attach, "connection"),
@@ -231,11 +255,11 @@ impl Service {
                 true
             }
             Some(Err(error)) => {
-                log::error!("mux {}: {error}", self.name);
+                tracing::error!("mux {}: {error}", self.name);
                 false
             }
             None => {
-                log::error!("mux {}: its thread panicked", self.name);
+                tracing::error!("mux {}: its thread panicked", self.name);
                 false
             }
         });

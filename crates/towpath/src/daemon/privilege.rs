@@ -144,7 +144,7 @@ pub(super) fn engine_user(configured: Option<Identity>) -> io::Result<Option<Ide
 /// Logs that the engine stays root although the configuration does not say so.
 pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identity>) {
     if rustix::process::geteuid().is_root() && configured.is_none() && identity.is_none() {
-        log::warn!(
+        tracing::warn!(
             "the engine stays user root, because there is no user `{USER}`: write `user` in [engine], or run `useradd --system {USER}`"
         );
     }

@@ -4,6 +4,7 @@ mod reload;
 pub mod ruleset;
 mod shutdown;
 mod start;
+mod state_log;
 mod upgrade;
 
 use std::io;
@@ -19,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use towpath_engine::queue::RingChannel;
 
+use self::state_log::StateLog;
 use self::upgrade::Upgrade;
 use super::inherited::Inherited;
 use super::inspector_sockets::Socket;
@@ -36,13 +38,14 @@ use crate::eventfd::EventFd;
 use crate::events::{self, Events};
 use crate::inspector;
 use crate::ipfix::{self, Ipfix};
-use crate::logging::PACKETS;
 use crate::metrics::endpoint::{self, Endpoint};
 use crate::offload::Offloading;
+use crate::packet_log::PacketLine;
 use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::service_manager::Watchdog;
 use crate::snapshot::running::Running;
 use crate::worker_pool;
 
@@ -137,9 +140,10 @@ pub struct Supervisor {
     done: EventFd,
     /// Inspectors that do not answer.
     stalled: Stalled,
-    log: Receiver<String>,
-    /// Many lines of `log` rules arrived since the last turn.
+    log: Receiver<PacketLine>,
+    /// Many lines of `log` rules or events of states arrived since the last turn.
     logging: bool,
+    state_log: StateLog,
     sockets: Vec<Socket>,
     /// Order in which `sockets` are accepted from.
     round: RoundRobin,
@@ -180,6 +184,8 @@ pub struct Supervisor {
     inherited: Option<Inherited>,
     /// The process that replaces this one.
     upgrade: Upgrade,
+    /// Notifies the service manager while the packet threads advance.
+    watchdog: Option<Watchdog>,
 }
 
 /// The supervisor's handle of a worker.
@@ -297,8 +303,8 @@ impl Supervisor {
     fn join(&mut self, queue: u16, channel: towpath_ring::Channel, standby: bool) {
         self.channels += 1;
         let peer = channel.peer();
-        log::info!(
-            peer = peer.uid;
+        tracing::info!(
+            peer = peer.uid,
             "queue {queue}: process {} of user {} has attached ({})",
             peer.pid,
             peer.uid,
@@ -387,17 +393,27 @@ impl Supervisor {
         self.rechecking = self.ruleset.recheck_some();
         if !self.rechecking {
             let Rechecks { looked, dropped, handed, .. } = self.ruleset.rechecks();
-            log::info!(
+            tracing::info!(
                 "re-checked {}: {dropped} dropped because the rules would not create them now, {handed} handed to another rule",
                 count(looked, "state")
             );
         }
     }
 
+    /// The status for the service manager.
+    fn summary(&self) -> String {
+        let (ports, rules) = (self.config.ports.len() as u64, self.ruleset.rules().len() as u64);
+        let muxes = match self.config.muxes.len() {
+            1 => "1 mux".to_owned(),
+            number => format!("{number} muxes"),
+        };
+        format!("{}, {muxes}, {}", count(ports, "port"), count(rules, "rule"))
+    }
+
     fn print_log(&mut self) {
         let lines = self.log.try_iter().take(LOG_LINES);
-        let count = lines.map(|line| log::info!(target: PACKETS, "{line}")).count();
-        self.logging = count > LOG_LINES / 16;
+        let count = lines.map(PacketLine::log).count();
+        self.logging = self.state_log.log(&self.ruleset) || count > LOG_LINES / 16;
     }
 
     /// Logs when the state table becomes nearly full and when it no longer is.
@@ -409,10 +425,10 @@ impl Supervisor {
         let Counters { now, unreplied, max, .. } = self.ruleset.state_counters();
         self.nearly_full = nearly_full;
         match nearly_full {
-            true => log::warn!(
+            true => tracing::warn!(
                 "the state table is nearly full: {now} of dyn_max {max}, {unreplied} of them without a reply"
             ),
-            false => log::info!("the state table is no longer nearly full: {now} of dyn_max {max}"),
+            false => tracing::info!("the state table is no longer nearly full: {now} of dyn_max {max}"),
         }
     }
 

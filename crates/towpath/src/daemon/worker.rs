@@ -24,6 +24,7 @@ use crate::packet_log::LogSender;
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::Clock;
+use crate::service_manager::{Heartbeat, Watchdog};
 use towpath_engine::LiveEngine;
 use towpath_engine::egress::TxQueue;
 use towpath_engine::queue::{About, Answers, AnswersReport, RingChannel};
@@ -59,6 +60,10 @@ pub struct Worker {
     clock: Clock,
     /// Nothing is received: another process does so, or will.
     paused: Option<Pausing>,
+    /// Counts turns for the watchdog.
+    heartbeat: Arc<Heartbeat>,
+    /// The longest sleep.
+    sleep_max: Duration,
 }
 
 /// A pause that has not begun: until when inspectors may return frames, and the sender to be dropped when it has.
@@ -97,11 +102,13 @@ pub(super) struct Parts {
     pub(super) drain: Duration,
     pub(super) log: LogSender,
     pub(super) clock: Clock,
+    pub(super) heartbeat: Arc<Heartbeat>,
 }
 
 impl Worker {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { engine, ports, rows, burst, commands, stalled, bell, wait, drain, log, clock } = parts;
+        let Parts { engine, ports, rows, burst, commands, stalled, bell, wait, drain, log, clock, heartbeat } =
+            parts;
         let live = |(port, driver): (Box<dyn Port>, &'static str)| {
             let ended = !port.caps().receive;
             Live { port, driver, state: State::Up, absent: false, ended, errors: 0, too_long: 0, uncut: 0 }
@@ -121,6 +128,8 @@ impl Worker {
             log,
             clock,
             paused: None,
+            heartbeat,
+            sleep_max: TICK.min(Watchdog::longest_sleep()),
         }
     }
 
@@ -133,6 +142,7 @@ impl Worker {
         self.wait_for_the_start();
         let (mut load, mut worked) = (LoadClock::new(Instant::now()), false);
         while self.take_commands() && !self.is_over() {
+            self.heartbeat.beat();
             let packets = self.turn();
             let messages = self.muxes.turn(packets);
             if messages && !packets {
@@ -267,15 +277,19 @@ impl Worker {
             let Some(About { peer, name, .. }) = about else { continue };
             match answers {
                 Answers::Stalled => {
-                    log::warn!(
-                        peer = peer.uid;
+                    tracing::warn!(
+                        peer = peer.uid,
                         "queue {queue}: process {} ({name}) does not answer: it gets no packets until it does",
                         peer.pid
                     );
                     self.stalled.tell(queue, peer.pid);
                 }
                 Answers::Again => {
-                    log::info!(peer = peer.uid; "queue {queue}: process {} ({name}) answers again", peer.pid);
+                    tracing::info!(
+                        peer = peer.uid,
+                        "queue {queue}: process {} ({name}) answers again",
+                        peer.pid
+                    );
                 }
             }
         }
@@ -382,7 +396,7 @@ impl Worker {
             false => self.engine.join(queue, channel, inspector),
         };
         if joined.is_err() {
-            log::warn!("queue {queue}: no such queue; its inspector was detached");
+            tracing::warn!("queue {queue}: no such queue; its inspector was detached");
         }
     }
 
@@ -400,7 +414,8 @@ impl Worker {
             let now = self.engine.io_mut().wall();
             let due = self.engine.deadline().into_iter().chain(self.engine.io_mut().neighbors_due()).min();
             let due = due.map_or(TICK, |due| Duration::from_nanos(due.saturating_sub(now)));
-            let tick = if matches!(self.paused, Some(Pausing(Some(_)))) { PAUSE_TICK } else { TICK };
+            let tick =
+                if matches!(self.paused, Some(Pausing(Some(_)))) { PAUSE_TICK } else { self.sleep_max };
             let sleep = due.min(tick).min(patience);
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos().into() };
             let open = |live: &&Live| !live.ended && live.state == State::Up && self.paused.is_none();
@@ -443,7 +458,7 @@ impl Worker {
                         // While there is no interface, one line says so. Any other reason is logged at each attempt.
                         let absent = matches!(error, towpath_port::Error::NoInterface { .. });
                         if !(absent && live.absent) {
-                            log::warn!("{}: {error}", live.port.name());
+                            tracing::warn!("{}: {error}", live.port.name());
                         }
                         live.absent = absent;
                         live.state = State::Gone;
@@ -463,13 +478,13 @@ impl Worker {
             live.absent &= live.state == State::Gone;
             match (before, live.state) {
                 (State::Up | State::Down, State::Up | State::Down) if reopened => {
-                    log::warn!("{name}: its interface was gone and is opened again");
+                    tracing::warn!("{name}: its interface was gone and is opened again");
                     self.engine.io_mut().forget_neighbors(at);
                 }
-                (State::Up, State::Down) => log::warn!("{name}: its interface is down"),
-                (State::Up | State::Down, State::Gone) => log::warn!("{name}: its interface is gone"),
+                (State::Up, State::Down) => tracing::warn!("{name}: its interface is down"),
+                (State::Up | State::Down, State::Gone) => tracing::warn!("{name}: its interface is gone"),
                 (State::Down | State::Gone, State::Up) => {
-                    log::info!("{name}: its interface is up again");
+                    tracing::info!("{name}: its interface is up again");
                     self.engine.io_mut().forget_neighbors(at);
                 }
                 _ => {}
@@ -534,7 +549,7 @@ impl Worker {
         self.transmit();
         if left {
             let waited = start.elapsed().as_secs_f64();
-            log::warn!("inspectors still held packets after {waited:.1} s: {dropped} were dropped");
+            tracing::warn!("inspectors still held packets after {waited:.1} s: {dropped} were dropped");
         }
         for live in &mut self.ports {
             if let Err(error) = live.port.flush() {
@@ -560,7 +575,7 @@ impl Live {
     fn tell_too_long(&mut self, too_long: u64) {
         if too_long > self.too_long * 2 {
             self.too_long = too_long;
-            log::warn!(
+            tracing::warn!(
                 "{}: frames longer than a receive buffer are dropped ({too_long} so far): set multi-buffer = true, or \
                  `ethtool -K DEV tso off gso off gro off` at the hosts that send them",
                 self.port.name()
@@ -572,7 +587,7 @@ impl Live {
     fn tell_unsegmented(&mut self, uncut: u64) {
         if uncut > self.uncut * 2 {
             self.uncut = uncut;
-            log::warn!(
+            tracing::warn!(
                 "{}: unsegmented UDP datagrams are dropped ({uncut} frames so far): use af_packet, or \
                  `ethtool -K DEV tx-udp-segmentation off` at the hosts that send them",
                 self.port.name()
@@ -588,6 +603,6 @@ impl Live {
 fn warn(errors: &mut u64, error: &towpath_port::Error) {
     *errors += 1;
     if errors.is_power_of_two() {
-        log::warn!("{error} ({errors} so far)");
+        tracing::warn!("{error} ({errors} so far)");
     }
 }

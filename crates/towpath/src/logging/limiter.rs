@@ -7,8 +7,6 @@
 
 use std::collections::HashMap;
 
-use crate::quantity::count;
-
 /// Lines of one cause and peer: at once, and nanoseconds per line afterwards.
 pub(super) const PEER: Rate = Rate { burst: 16, period: 1_000_000_000 };
 
@@ -44,6 +42,15 @@ pub struct Cause {
     pub file: &'static str,
     /// The line in the file.
     pub line: u32,
+}
+
+/// Lines of one cause and peer that were suppressed since the last summary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Summary {
+    /// Their number.
+    pub(super) suppressed: u64,
+    /// The beginning of the last line that passed.
+    pub(super) sample: String,
 }
 
 /// A cause, and the hash of a peer's name if the line has a peer.
@@ -149,14 +156,14 @@ impl Limiter {
     }
 
     /// Returns the summaries that are due, at most [`SUMMARIES`]. With `all`, those that are not due, too.
-    pub(super) fn poll_summaries(&mut self, now: u64, all: bool) -> Vec<String> {
+    pub(super) fn poll_summaries(&mut self, now: u64, all: bool) -> Vec<Summary> {
         let mut summaries = Vec::new();
         self.pending = Pending::default();
         for bucket in self.buckets.values_mut().filter(|bucket| bucket.suppressed > 0) {
             if summaries.len() < SUMMARIES && (all || bucket.due <= now) {
                 bucket.due = now + SUMMARY;
-                let lines = count(std::mem::take(&mut bucket.suppressed), "further line");
-                summaries.push(format!("towpath: warning: {lines} suppressed like: {}", bucket.sample));
+                let suppressed = std::mem::take(&mut bucket.suppressed);
+                summaries.push(Summary { suppressed, sample: bucket.sample.clone() });
             } else {
                 self.pending.add(Some(bucket.due));
             }
@@ -237,18 +244,14 @@ mod tests {
         let mut limiter = Limiter::default();
         let cause = CAUSES[0];
         passed(&mut limiter, cause, Some(7), PEER.burst, 0);
-        limiter.note(cause, Some(7), "towpath: warning: refused process 5\n");
+        limiter.note(cause, Some(7), "refused process 5\n");
         assert_eq!(limiter.poll_timeout(), None);
         passed(&mut limiter, cause, Some(7), 10, 0);
         assert_eq!(limiter.poll_timeout(), Some(S));
-        assert_eq!(limiter.poll_summaries(S - 1, false), Vec::<String>::new());
-        let summary = |count: u64| {
-            vec![format!(
-                "towpath: warning: {count} further lines suppressed like: towpath: warning: refused process 5"
-            )]
-        };
+        assert_eq!(limiter.poll_summaries(S - 1, false), []);
+        let summary = |suppressed| [Summary { suppressed, sample: "refused process 5".to_owned() }];
         assert_eq!(limiter.poll_summaries(S, false), summary(10));
-        assert_eq!(limiter.poll_summaries(S, true), Vec::<String>::new());
+        assert_eq!(limiter.poll_summaries(S, true), []);
         // The next summary waits its time.
         assert_eq!(passed(&mut limiter, cause, Some(7), 5, S), 1);
         assert_eq!(limiter.poll_timeout(), Some(11 * S));

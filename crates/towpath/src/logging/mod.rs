@@ -1,29 +1,46 @@
-//! Log lines on standard error that never make a thread wait.
+//! Log lines that never make a thread wait.
 //!
-//! [`start`] begins the thread `log`, which alone writes to standard error. Other threads put lines into a queue of [`LINES`] lines and
-//! [`BYTES`] bytes; a line without room is lost and counted. Lines of `log` rules use at most half of the queue. [`admit`] limits the
-//! lines of each cause and peer (`limiter.rs`); suppressed lines are counted, and summaries say how many they were. After a loss, the
-//! first write that succeeds is followed by a line with the number of lost lines.
+//! ```text
+//! tracing (this crate) ─┐ level of      limit of        queue of        thread `log`:
+//! log (libraries) ──────┴ the target -> cause and peer -> lines ------> text or JSON on standard error, or journald
+//! ```
+//!
+//! [`start`] begins the thread `log`, which alone writes. Other threads put lines into a queue of [`LINES`] lines and
+//! [`BYTES`] bytes; a line without room is lost and counted. Lines of `log` rules and of states use at most half of the queue. [`admit`]
+//! limits the lines of each cause and peer (`limiter.rs`); suppressed lines are counted, and summaries say how many they were. After a
+//! loss, the first write that succeeds is followed by a line with the number of lost lines. The writer formats the lines ([`Format`]).
 //!
 //! [`finish`] waits for the writer as long as it makes progress, at most [`FLUSH_MAX`]. Before [`start`] and after a complete
 //! [`finish`], [`submit`] writes directly: commands that serve no peers lose no line.
 //!
 //! Locks: the queue's lock is held for a push or a look-up in a table, never during a system call that can wait.
 
+mod journal;
+mod levels;
 mod limiter;
+mod line;
+mod subscriber;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::panic::PanicHookInfo;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use serde_json::json;
 use towpath_metrics::metrics;
+use tracing::Level;
 
+use self::journal::Journal;
+pub use self::levels::{Directive, DirectiveError, Levels, level, level_word};
 pub use self::limiter::Cause;
-use self::limiter::Limiter;
+use self::limiter::{Limiter, Summary};
+pub(crate) use self::line::{Head, Line};
+pub use self::subscriber::{change_levels, configure, install, levels};
 use crate::quantity::count;
 
 /// Lines that may wait.
@@ -44,16 +61,83 @@ const REPORT: Duration = Duration::from_secs(1);
 /// Pause of the writer while a non-blocking standard error takes nothing.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The target of the lines of `log` rules: `log::info!(target: PACKETS, ...)`. The rate of these lines is not limited.
-pub const PACKETS: &str = "towpath::daemon::packets";
+/// The target of the lines of `log` rules: `tracing::info!(target: PACKETS, ...)`. Their limits are those of the rules.
+pub const PACKETS: &str = "packets";
 
-/// Target of the lines that answer a signal of the operator. They have no limit but the size of the queue.
-pub const OPERATOR: &str = "towpath::operator";
+/// The target of connections that ended or were not attached.
+pub const CONNECTIONS: &str = "connections";
+
+/// The target of the events of states.
+pub const STATES: &str = "states";
+
+/// Target of the lines that answer a signal or a command of the operator. They have no limit but the size of the queue.
+pub const OPERATOR: &str = "operator";
+
+/// The targets that do not have the name of a module, and their lines.
+pub const NAMED: [(&str, &str); 4] = [
+    (PACKETS, "packets of `log` rules, and dropped packets"),
+    (CONNECTIONS, "connections of muxes that ended or were not attached"),
+    (STATES, "events of states; off by default"),
+    (OPERATOR, "answers to signals, reloads, and changes of levels"),
+];
+
+/// How lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Text on standard error
+    Text = 0,
+    /// One JSON object per line on standard error
+    Json = 1,
+    /// journald's native protocol, with priorities and fields
+    Journald = 2,
+}
+
+/// The [`Format`], and whether text has the time. Relaxed in all accesses: they guard no other data.
+static FORMAT: AtomicU8 = AtomicU8::new(Format::Text as u8);
+static TIMES: AtomicBool = AtomicBool::new(false);
+
+impl Format {
+    /// The format of a service: journald's protocol if standard error is a stream to journald (JOURNAL_STREAM of systemd.exec(5)),
+    /// text otherwise.
+    pub fn detect() -> Self {
+        let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+        let numbers =
+            stream.split_once(':').and_then(|(dev, ino)| Some((dev.parse().ok()?, ino.parse().ok()?)));
+        let stderr = rustix::fs::fstat(rustix::stdio::stderr()).map(|stat| (stat.st_dev, stat.st_ino));
+        match (numbers, stderr) {
+            (Some(stream), Ok(stderr)) if stream == stderr => Self::Journald,
+            _ => Self::Text,
+        }
+    }
+
+    /// The word of the format in options.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+            Self::Journald => "journald",
+        }
+    }
+
+    pub(crate) fn current() -> Self {
+        match FORMAT.load(Ordering::Relaxed) {
+            1 => Self::Json,
+            2 => Self::Journald,
+            _ => Self::Text,
+        }
+    }
+}
+
+/// Sets the format of a service. Its text has times.
+pub fn set_format(format: Format) {
+    TIMES.store(true, Ordering::Relaxed);
+    FORMAT.store(format as u8, Ordering::Relaxed);
+}
 
 metrics! {
     /// Log lines by outcome.
     pub struct LogStats in "log" {
-        /// Log lines written to standard error.
+        /// Log lines written to standard error or journald.
         pub written: counter events as "lines": "Log lines, by outcome." (outcome = "written"),
         /// Log lines suppressed by the rate limit of their cause and peer, and by the limits of `log` rules.
         pub suppressed: counter events as "lines" (outcome = "suppressed"),
@@ -67,7 +151,7 @@ metrics! {
 pub enum Class {
     /// The engine.
     Event,
-    /// A packet: a line of a `log` rule.
+    /// A packet or a state: a line of a `log` rule, or an event.
     Packet,
 }
 
@@ -98,7 +182,9 @@ pub fn start() -> io::Result<()> {
 /// As [`start`]. Without the thread, a warning says so.
 pub fn start_or_warn() {
     if let Err(error) = start() {
-        log::warn!("cannot start the log thread: the engine blocks if standard error is not read: {error}");
+        tracing::warn!(
+            "cannot start the log thread: the engine blocks if standard error is not read: {error}"
+        );
     }
 }
 
@@ -108,17 +194,22 @@ pub fn admit(cause: Cause, peer: Option<u64>) -> bool {
 }
 
 /// Submits an admitted line. Never waits after [`start`].
-pub fn submit_admitted(line: String, cause: Cause, peer: Option<u64>) {
+fn submit_admitted(line: Line, cause: Cause, peer: Option<u64>) {
     submit_noted(line, Class::Event, Some((cause, peer)));
 }
 
-/// Submits a line. Never waits after [`start`]. Without [`start`], writes the line; errors are ignored: a closed pipe
+/// Submits a message as it is. Never waits after [`start`]. Without [`start`], writes the line; errors are ignored: a closed pipe
 /// (`2>&1 | tee`) must not end a daemon.
-pub fn submit(line: String, class: Class) {
+pub fn submit(message: String, class: Class) {
+    submit_line(Line::new(Level::INFO, Head::None, message), class);
+}
+
+/// As [`submit`].
+pub(crate) fn submit_line(line: Line, class: Class) {
     submit_noted(line, class, None);
 }
 
-fn submit_noted(line: String, class: Class, admitted: Option<(Cause, Option<u64>)>) {
+fn submit_noted(line: Line, class: Class, admitted: Option<(Cause, Option<u64>)>) {
     let line = match QUEUE.get() {
         None => line,
         Some(queue) => match queue.submit_noted(line, class, admitted) {
@@ -126,8 +217,20 @@ fn submit_noted(line: String, class: Class, admitted: Option<(Cause, Option<u64>
             Err(line) => line,
         },
     };
+    if Format::current() == Format::Journald && Journal::new().send(&line).is_ok() {
+        return;
+    }
     // One write: other processes may use the same terminal.
-    let _ = io::stderr().write_all((line + "\n").as_bytes());
+    let _ = io::stderr().write_all((text(&line) + "\n").as_bytes());
+}
+
+/// The line for standard error.
+fn text(line: &Line) -> String {
+    match Format::current() {
+        Format::Json => line.json(),
+        // Without journald, its stream takes text.
+        Format::Text | Format::Journald => line.text(TIMES.load(Ordering::Relaxed)),
+    }
 }
 
 /// Waits until all lines are written, while the writer makes progress. Bounded by [`FLUSH_STALLED`] and [`FLUSH_MAX`].
@@ -167,7 +270,7 @@ fn report_panic(info: &PanicHookInfo<'_>) {
         text += &format!("\nstack backtrace:\n{trace}");
     }
     if let Some(queue) = QUEUE.get() {
-        queue.submit_in_panic(text);
+        queue.submit_in_panic(Line::new(Level::ERROR, Head::None, text));
     }
 }
 
@@ -187,7 +290,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    lines: VecDeque<String>,
+    lines: VecDeque<Line>,
     bytes: usize,
     limiter: Limiter,
     stats: LogStats,
@@ -200,19 +303,20 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, line: String, class: Class) {
+    fn push(&mut self, line: Line, class: Class) {
         let (lines, bytes) = class.room();
-        if self.lines.len() >= lines || self.bytes + line.len() > bytes {
+        let size = line.size();
+        if self.lines.len() >= lines || self.bytes + size > bytes {
             self.stats.lost += 1;
             return;
         }
-        self.bytes += line.len();
+        self.bytes += size;
         self.lines.push_back(line);
     }
 
-    fn pop(&mut self) -> Option<String> {
+    fn pop(&mut self) -> Option<Line> {
         let line = self.lines.pop_front()?;
-        self.bytes -= line.len();
+        self.bytes -= line.size();
         Some(line)
     }
 }
@@ -225,7 +329,7 @@ impl LogQueue {
             progress: Condvar::new(),
             start: Instant::now(),
         });
-        let writer = Writer { shared: Arc::clone(&shared), out, report: None };
+        let writer = Writer { shared: Arc::clone(&shared), out, journal: Journal::new(), report: None };
         // Not joined: write(2) may never return.
         thread::Builder::new().name("log".into()).spawn(|| writer.run())?;
         Ok(Self(shared))
@@ -250,23 +354,24 @@ impl LogQueue {
     }
 
     #[cfg(test)]
-    fn submit(&self, line: String, class: Class) -> Result<(), String> {
-        self.submit_noted(line, class, None)
+    fn submit(&self, message: String, class: Class) -> Result<(), String> {
+        let line = Line::new(Level::INFO, Head::None, message);
+        self.submit_noted(line, class, None).map_err(|line| line.message)
     }
 
     /// Submits a line; summaries of its cause and peer quote it. Returns the line if the writer has ended.
     fn submit_noted(
         &self,
-        line: String,
+        line: Line,
         class: Class,
         admitted: Option<(Cause, Option<u64>)>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Line> {
         let mut queue = self.lock();
         if queue.ended {
             return Err(line);
         }
         if let Some((cause, peer)) = admitted {
-            queue.limiter.note(cause, peer, &line);
+            queue.limiter.note(cause, peer, &line.message);
         }
         queue.push(line, class);
         self.0.work.notify_one();
@@ -274,7 +379,7 @@ impl LogQueue {
     }
 
     /// Submits the line of a panic, if the panic left the lock free.
-    fn submit_in_panic(&self, line: String) {
+    fn submit_in_panic(&self, line: Line) {
         for _ in 0..100 {
             match self.0.queue.try_lock() {
                 Ok(mut queue) => {
@@ -330,6 +435,7 @@ impl Shared {
 struct Writer<W> {
     shared: Arc<Shared>,
     out: W,
+    journal: Journal,
     /// Time of the last report of lost lines.
     report: Option<Instant>,
 }
@@ -342,10 +448,11 @@ impl<W: Write> Writer<W> {
         loop {
             let (now, finishing) = (shared.now(), queue.finishing);
             // Summaries and reports are written even if the queue is full.
-            let mut own = match queue.limiter.poll_timeout() {
+            let summaries = match queue.limiter.poll_timeout() {
                 Some(due) if finishing || due <= now => queue.limiter.poll_summaries(now, finishing),
                 _ => Vec::new(),
             };
+            let mut own: Vec<Line> = summaries.iter().map(summary).collect();
             let line = queue.pop();
             own.extend(self.report(&mut queue, line.is_none()));
             if line.is_none() && own.is_empty() {
@@ -376,20 +483,24 @@ impl<W: Write> Writer<W> {
     }
 
     /// Returns the report of lost lines: when the queue has become empty, otherwise once in [`REPORT`].
-    fn report(&mut self, queue: &mut Queue, empty: bool) -> Option<String> {
+    fn report(&mut self, queue: &mut Queue, empty: bool) -> Option<Line> {
         let lost = queue.stats.lost - queue.reported;
         if lost == 0 || !empty && self.report.is_some_and(|last| last.elapsed() < REPORT) {
             return None;
         }
         self.report = Some(Instant::now());
         queue.reported = queue.stats.lost;
-        let lost = count(lost, "log line");
-        Some(format!("towpath: warning: {lost} lost: standard error was not read fast enough"))
+        let message = format!("{} lost: the log was not read fast enough", count(lost, "log line"));
+        let fields = vec![("lost".into(), json!(lost))];
+        Some(Line { fields, ..Line::new(Level::WARN, Head::Level, message) })
     }
 
-    /// Writes a line in one write(2), if the output takes it: other processes may use the same terminal.
-    fn write(&mut self, line: String) -> io::Result<()> {
-        let line = line + "\n";
+    /// Sends a line to journald, or writes it in one write(2), if the output takes it: other processes may use the same terminal.
+    fn write(&mut self, line: Line) -> io::Result<()> {
+        if Format::current() == Format::Journald && self.journal.send(&line).is_ok() {
+            return Ok(());
+        }
+        let line = text(&line) + "\n";
         let mut rest = line.as_bytes();
         while !rest.is_empty() {
             match self.out.write(rest) {
@@ -403,6 +514,13 @@ impl<W: Write> Writer<W> {
         }
         Ok(())
     }
+}
+
+/// The line about suppressed lines.
+fn summary(Summary { suppressed, sample }: &Summary) -> Line {
+    let message = format!("{} suppressed like: {sample}", count(*suppressed, "further line"));
+    let fields = vec![("suppressed".into(), json!(suppressed))];
+    Line { fields, ..Line::new(Level::WARN, Head::Level, message) }
 }
 
 #[cfg(test)]
@@ -522,9 +640,10 @@ mod tests {
         let (mut read, write) = io::pipe().unwrap();
         let queue = LogQueue::start(write).unwrap();
         let held = queue.lock();
-        queue.submit_in_panic("lost".into());
+        let line = |text: &str| Line::new(Level::ERROR, Head::None, text.to_owned());
+        queue.submit_in_panic(line("lost"));
         drop(held);
-        queue.submit_in_panic("thread 'engine-0' panicked".into());
+        queue.submit_in_panic(line("thread 'engine-0' panicked"));
         assert!(queue.finish(Duration::MAX, Duration::from_secs(600)));
         drop(queue);
         let mut text = String::new();

@@ -105,7 +105,7 @@ impl Drop for Running {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread of the running snapshot panicked; please report it");
+            tracing::error!("the thread of the running snapshot panicked; please report it");
         }
     }
 }
@@ -297,7 +297,7 @@ impl Saver {
         (self.log, self.base_version, self.intervals) = (Some(log), version, 0);
         self.stats.bases += 1;
         if std::mem::take(&mut self.failed) {
-            log::info!("{}: states are saved again", self.path.display());
+            tracing::info!("{}: states are saved again", self.path.display());
         }
         Ok(true)
     }
@@ -357,7 +357,7 @@ impl Saver {
         self.stats.errors += 1;
         let file = self.path.display();
         if !std::mem::replace(&mut self.failed, true) {
-            log::warn!(
+            tracing::warn!(
                 "{file}: states are not saved: {error}; the engine tries again every {} s",
                 self.every.as_secs_f64()
             );

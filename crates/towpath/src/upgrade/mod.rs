@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Parts: `message.rs` has the messages, `channel.rs` their transport, `successor.rs` the old process's side, `predecessor.rs` the new
-//! one's, `notify.rs` sd_notify(3). What objects and items are is a matter of the service; `worker_pool/upgrade.rs` is the mux's.
+//! one's. What objects and items are is a matter of the service; `worker_pool/upgrade.rs` is the mux's.
 //!
 //! Invariants:
 //! - Until Done, the old process has the listeners and owns their files: after a refusal, an exit, or a time limit, it continues as
@@ -25,7 +25,6 @@
 
 mod channel;
 mod message;
-mod notify;
 mod predecessor;
 mod successor;
 
@@ -33,7 +32,6 @@ use std::time::Duration;
 
 pub use channel::{Channel, Packet};
 pub use message::Message;
-pub use notify::notify;
 pub use predecessor::{Item, Object, Predecessor, Received};
 pub use successor::{Executable, Successor};
 

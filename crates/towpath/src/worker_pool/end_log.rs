@@ -3,11 +3,13 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use log::Level;
 use towpath_mux::io::Ended;
 use towpath_mux::mux::Cause;
+use tracing::Level;
+use tracing::field::display;
 
 use super::WorkerPool;
+use crate::logging::CONNECTIONS;
 use crate::metrics;
 
 /// Ends of connections that are logged per second. Further ones are counted.
@@ -25,7 +27,7 @@ impl WorkerPool {
         }
         let more = lost.since(before);
         (*before, *since) = (lost, Some(Instant::now()));
-        log::warn!("messages of workers were not sent: {}", metrics::nonzero(&more, |_| true));
+        tracing::warn!("messages of workers were not sent: {}", metrics::nonzero(&more, |_| true));
     }
 
     /// Logs connections that ended by an error.
@@ -44,7 +46,7 @@ impl WorkerPool {
             }
             let unsent = if unsent > 0 { format!("; {unsent} answers were not sent") } else { String::new() };
             let name = peer.map_or_else(String::new, |peer| format!(" ({peer})"));
-            let level = if cause.is_clean() && unsent.is_empty() { Level::Info } else { Level::Warn };
+            let level = if cause.is_clean() && unsent.is_empty() { Level::INFO } else { Level::WARN };
             self.log(level, peer, || format!("{psock}{name} ended: {cause}{unsent}"));
         }
         // The driver keeps the last ones.
@@ -66,12 +68,12 @@ impl WorkerPool {
         if *left_out == 0 || since.elapsed() < interval {
             return;
         }
-        log::warn!("{left_out} more connections ended or were not attached");
+        tracing::warn!(target: CONNECTIONS, "{left_out} more connections ended or were not attached");
         self.reported = (0, 0, Instant::now());
     }
 
     pub(super) fn warn(&mut self, peer: Option<SocketAddr>, line: impl FnOnce() -> String) {
-        self.log(Level::Warn, peer, line);
+        self.log(Level::WARN, peer, line);
     }
 
     /// Logs a line about a connection, up to [`ENDS_LOGGED`] per second; counts the others.
@@ -86,10 +88,12 @@ impl WorkerPool {
             return;
         }
         *count += 1;
-        match peer {
-            // A peer has many ports.
-            Some(peer) => log::log!(level, peer:% = peer.ip(); "{}", line()),
-            None => log::log!(level, "{}", line()),
+        // A peer has many ports.
+        let (port, peer) = (peer.map(|peer| peer.port()), peer.map(|peer| display(peer.ip())));
+        let mux = Some(&*self.config.name).filter(|name| !name.is_empty());
+        match level {
+            Level::INFO => tracing::info!(target: CONNECTIONS, mux, peer, port, "{}", line()),
+            _ => tracing::warn!(target: CONNECTIONS, mux, peer, port, "{}", line()),
         }
     }
 }

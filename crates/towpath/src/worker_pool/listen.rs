@@ -47,8 +47,8 @@ pub fn listen(
 /// in use.
 pub fn reload_tls(tls: &Tls, mux: &str) {
     match tls.reload() {
-        Ok(()) => log::info!("{mux}new connections get the certificate that was just read"),
-        Err(error) => log::error!("{mux}the certificates that were read before stay in use: {error}"),
+        Ok(()) => tracing::info!("{mux}new connections get the certificate that was just read"),
+        Err(error) => tracing::error!("{mux}the certificates that were read before stay in use: {error}"),
     }
 }
 

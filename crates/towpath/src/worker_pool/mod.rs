@@ -520,8 +520,8 @@ impl WorkerPool {
                 self.slots[next].replace(&self.command, &self.driver, self.config.drain, now);
             }
             None => match self.slots.iter().filter(|slot| slot.was_kept()).count() {
-                0 => log::info!("all workers were replaced"),
-                kept => log::warn!("{kept} of {} workers were not replaced", self.slots.len()),
+                0 => tracing::info!("all workers were replaced"),
+                kept => tracing::warn!("{kept} of {} workers were not replaced", self.slots.len()),
             },
         }
     }
@@ -547,7 +547,7 @@ impl WorkerPool {
                     self.slots[0].replace(&self.command, &self.driver, self.config.drain, now);
                 }
                 Signal::Replace => {
-                    log::warn!(
+                    tracing::warn!(
                         "SIGHUP ignored: workers are being replaced already, or the mux is draining or being upgraded"
                     )
                 }
@@ -583,7 +583,7 @@ impl WorkerPool {
                 }
                 Event::Undone(message) => {
                     let psock = message.psock();
-                    log::warn!(
+                    tracing::warn!(
                         "a message of {} bytes of {psock} was given up: {} workers died with it",
                         message.bytes().len(),
                         message.deaths()

@@ -62,7 +62,7 @@ impl TxLeases {
     pub(super) fn of(channel: &Channel, peer: PeerKey) -> Option<Self> {
         let (fd, len) = channel.tx_area().ok()?;
         let region = Region::map(&fd, len).inspect_err(|error| {
-            log::warn!("cannot map a worker's TX memory, so its replies are copied: {error}")
+            tracing::warn!("cannot map a worker's TX memory, so its replies are copied: {error}")
         });
         let region = Arc::new(Reaper::shared().wrap(peer, region.ok()?));
         Some(Self { region, back: ReturnQueue::default(), lent: HashMap::new(), all: 0 })

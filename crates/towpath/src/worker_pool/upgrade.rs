@@ -25,9 +25,8 @@ use super::WorkerPool;
 use super::moved::MovedConnection;
 use crate::control;
 use crate::quantity::count;
-use crate::upgrade::{
-    self, Executable, HANDSHAKE, Item, Message, Object, Predecessor, Received, Successor, TRIAL,
-};
+use crate::service_manager;
+use crate::upgrade::{Executable, HANDSHAKE, Item, Message, Object, Predecessor, Received, Successor, TRIAL};
 
 /// The service in the greeting.
 pub const SERVICE: &str = "mux";
@@ -190,7 +189,7 @@ impl Upgrades {
         if !moving.open || moving.ending || std::mem::replace(&mut moving.given_up, true) {
             return;
         }
-        upgrade::notify(&format!("MAINPID={}", moving.successor.id()));
+        service_manager::notify(&format!("MAINPID={}", moving.successor.id()));
         own.files.iter_mut().for_each(SocketFile::give_up);
         own.control.iter_mut().for_each(|(_, server)| server.hand_over());
         own.connectors.clear();
@@ -335,14 +334,14 @@ impl WorkerPool {
             _ => "",
         };
         let Some(own) = own.as_mut().filter(|_| refused.is_empty()) else {
-            return log::warn!("SIGUSR2 ignored: {refused}");
+            return tracing::warn!("SIGUSR2 ignored: {refused}");
         };
         let path = own.executable.path().display();
         let objects = own.objects(&self.driver.server());
         let started = objects.and_then(|objects| Successor::start(&own.executable, SERVICE, objects));
         match started {
             Ok(successor) => {
-                log::info!("upgrade: process {} of {path} starts", successor.id());
+                tracing::info!("upgrade: process {} of {path} starts", successor.id());
                 let watched = self.driver.watch(&successor, SUCCESSOR);
                 let watched = watched.and_then(|()| self.driver.watch(successor.process(), SUCCESSOR));
                 *state = State::Starting { successor, until: Instant::now() + own.limit, told: false };
@@ -353,7 +352,7 @@ impl WorkerPool {
             }
             Err(error) => {
                 stats.failed += 1;
-                log::error!("upgrade failed: {path}: {error}; this process continues");
+                tracing::error!("upgrade failed: {path}: {error}; this process continues");
             }
         }
     }
@@ -382,7 +381,7 @@ impl WorkerPool {
 
     /// The new process has failed: this one accepts connections again.
     fn continue_without(&mut self, successor: Successor, why: &str) {
-        log::error!("upgrade failed: {why}; this process continues");
+        tracing::error!("upgrade failed: {why}; this process continues");
         self.upgrades.stats.failed += 1;
         self.suspend_listening(false);
         self.driver.unwatch(successor.as_fd());
@@ -403,7 +402,7 @@ impl WorkerPool {
         self.cancel_upgrade("the mux was told to end");
         let own = self.upgrades.own.as_ref();
         if own.is_some() {
-            upgrade::notify("STOPPING=1");
+            service_manager::notify("STOPPING=1");
         }
         if let Some(predecessor) = own.and_then(|own| own.predecessor.as_ref()) {
             predecessor.end();
@@ -506,7 +505,7 @@ impl WorkerPool {
     /// The new process has served for a while: it gets the connections.
     fn begin_hand_over(&mut self, now: Instant) {
         let State::Trial { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
-        log::info!("upgrade: process {} serves from here on", successor.id());
+        tracing::info!("upgrade: process {} serves from here on", successor.id());
         self.driver.unwatch(successor.process());
         let moving = Moving {
             successor,
@@ -531,7 +530,10 @@ impl WorkerPool {
             match moving.successor.receive() {
                 Ok(None) => {}
                 Ok(Some(Message::Ending)) => {
-                    log::info!("process {} was told to end; this process drains, too", moving.successor.id());
+                    tracing::info!(
+                        "process {} was told to end; this process drains, too",
+                        moving.successor.id()
+                    );
                     (moving.until, moving.ending) = (now, true);
                 }
                 Ok(Some(_)) => self.lose_successor("sent an invalid message"),
@@ -580,7 +582,7 @@ impl WorkerPool {
             return self.continue_without(moving.successor, &format!("process {id} {how}"));
         }
         if !moving.ending {
-            log::error!(
+            tracing::error!(
                 "process {id} {how}; this process serves the connections that it still has, and ends: start the mux again"
             );
             self.upgrades.stats.failed += 1;
@@ -612,7 +614,7 @@ impl WorkerPool {
             given_up = true;
             stats.stayed += staying as u64;
             let most = moving.until.saturating_duration_since(now).as_secs();
-            log::info!(
+            tracing::info!(
                 "upgrade: {} handed over to process {}, {staying} stay for up to {most} s",
                 count(stats.handed_over, "connection"),
                 moving.successor.id()
@@ -628,7 +630,10 @@ impl WorkerPool {
             let open = self.driver.server().look(|mux| mux.totals().attach - mux.totals().unattach);
             if late {
                 self.upgrades.stats.closed += open;
-                log::warn!("upgrade: {} had not ended in time and are drained", count(open, "connection"));
+                tracing::warn!(
+                    "upgrade: {} had not ended in time and are drained",
+                    count(open, "connection")
+                );
             }
             let patience = if late { self.config.drain } else { until.saturating_duration_since(now) };
             self.begin_drain(now, patience);
@@ -686,13 +691,15 @@ impl WorkerPool {
         let (id, taken) = (predecessor.id(), count(stats.taken_over, "connection"));
         if let Some(error) = lost {
             let closed = count(stats.not_taken - before, "connection");
-            log::warn!("upgrade: {closed} of process {id} could not be taken over and were closed: {error}");
+            tracing::warn!(
+                "upgrade: {closed} of process {id} could not be taken over and were closed: {error}"
+            );
         }
         match &end {
             None => return,
-            Some(Ok(())) => log::info!("upgrade: {taken} taken over from process {id}"),
+            Some(Ok(())) => tracing::info!("upgrade: {taken} taken over from process {id}"),
             Some(Err(error)) => {
-                log::error!(
+                tracing::error!(
                     "upgrade: {taken} taken over from process {id}, which then ended or failed: {error}"
                 );
             }

@@ -149,7 +149,10 @@ impl State {
             self.reset(oldest.sender, time);
         }
         if self.crowded > before {
-            log::debug!("{} lingering connections were reset: there were too many", self.crowded - before);
+            tracing::debug!(
+                "{} lingering connections were reset: there were too many",
+                self.crowded - before
+            );
         }
     }
 }
@@ -207,7 +210,7 @@ impl ZerocopyTx {
         }
         if let Some((peer, count)) = stalled {
             let others = if count > 1 { format!(" and {} more were", count - 1) } else { " was".to_owned() };
-            log::warn!(
+            tracing::warn!(
                 "{peer}{others} reset: nothing of the last answers was acknowledged for {} s",
                 LINGER.as_secs()
             );
@@ -278,7 +281,7 @@ impl ZerocopySenders for ZerocopyTx {
         let sender = match PollSender::new(fd, options, self.time()) {
             Ok(sender) => sender,
             Err(error) => {
-                log::warn!(peer:% = address.ip(); "{peer}: {error}");
+                tracing::warn!(peer = %address.ip(), "{peer}: {error}");
                 return None;
             }
         };

@@ -364,7 +364,7 @@ fn a_refused_client_is_named_in_the_log() {
     assert_eq!(code, Some(5), "{said}");
     assert!(said.contains("only the engine's user and root may"), "{said}");
     let (_, said) = engine.finish();
-    assert!(said.contains("warn: control: refused process"), "{said}");
+    assert!(said.contains("warning: control: refused process"), "{said}");
     assert!(said.contains("of user 65534"), "{said}");
 }
 

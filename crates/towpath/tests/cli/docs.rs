@@ -11,6 +11,14 @@ fn page(name: &str) -> String {
 }
 
 #[test]
+fn the_page_of_the_log_has_its_targets() {
+    let text = page("reference/log.md");
+    let section = text.split_once("<!-- targets -->\n").unwrap().1.split_once("<!-- end -->").unwrap().0;
+    let rows = towpath::logging::NAMED.map(|(name, lines)| format!("| `{name}` | {lines} |\n"));
+    assert_eq!(section, format!("| target | lines |\n|---|---|\n{}", rows.concat()));
+}
+
+#[test]
 fn drop_reasons_are_documented() {
     let text = page("reference/metrics.md");
     let section = text.split_once("## Drop reasons").expect("the section").1;

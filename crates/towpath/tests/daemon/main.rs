@@ -7,6 +7,7 @@ mod guides;
 mod leftovers;
 mod limits;
 mod live;
+mod log;
 mod metrics;
 #[path = "../common/openssl.rs"]
 mod openssl;
@@ -17,3 +18,4 @@ mod services;
 mod start;
 mod stderr;
 mod support;
+mod systemd;

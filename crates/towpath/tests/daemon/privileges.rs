@@ -500,14 +500,13 @@ fn interfaces_come_back_for_an_engine_without_capabilities() {
     });
 }
 
-/// The capabilities of the documented systemd unit suffice for AF_XDP, also where its LimitMEMLOCK= has no effect. Without both, the
+/// The capabilities of the unit with a launcher suffice for AF_XDP, also where its LimitMEMLOCK= has no effect. Without both, the
 /// error names the limit and the remedy.
 #[towpath_testenv::needs(netns, xdp, "setpriv")]
 #[test]
-fn the_documented_unit_starts_af_xdp() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/run.md");
-    let page = std::fs::read_to_string(page).unwrap();
-    let unit = page.split("```ini\n").nth(1).unwrap().split("```").next().unwrap();
+fn the_unit_with_a_launcher_starts_af_xdp() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/systemd/towpath-launcher@.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
     let values = |key: &str| -> Vec<&str> {
         unit.lines().filter_map(|line| line.strip_prefix(key)).flat_map(str::split_whitespace).collect()
     };

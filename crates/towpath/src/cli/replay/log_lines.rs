@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use towpath::logging::{Class, submit};
-use towpath::packet_log::{drain, utc};
+use towpath::packet_log::{Drained, drain, utc};
 use towpath_engine::ReplayEngine;
 
 use super::{Failure, file};
@@ -52,13 +52,13 @@ impl LogLines {
         let now = engine.clock();
         let walker = engine.walker_mut();
         let Some(Output { path, file }) = &mut self.0 else {
-            drain(walker, now, all, |time, line, _| {
+            drain(walker, now, all, |Drained { time, line, .. }| {
                 submit(format!("{} {line}", utc(time, true)), Class::Packet);
             });
             return Ok(());
         };
         let mut wrote = Ok(());
-        drain(walker, now, all, |time, line, _| {
+        drain(walker, now, all, |Drained { time, line, .. }| {
             if wrote.is_ok() {
                 wrote = writeln!(file, "{} {line}", utc(time, true));
             }

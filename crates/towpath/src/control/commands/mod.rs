@@ -14,6 +14,7 @@ mod dump;
 mod events;
 mod explain;
 mod ipfw;
+mod log;
 mod metrics;
 mod paging;
 mod set;
@@ -56,6 +57,7 @@ pub static COMMANDS: &[Command] = &[
     dump::COMMAND,
     events::COMMAND,
     metrics::COMMAND,
+    log::COMMAND,
     change::ADD,
     change::DELETE,
     change::ZERO,
@@ -176,6 +178,8 @@ mod tests {
             ("show-states", Access::Read),
             ("events", Access::Read),
             ("metrics", Access::Read),
+            ("show-log", Access::Read),
+            ("log", Access::Change),
             ("lookup", Access::Read),
             ("show-frames", Access::Packets),
             ("trace", Access::Packets),

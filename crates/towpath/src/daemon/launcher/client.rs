@@ -17,6 +17,7 @@ use towpath_port::{Object, credentials};
 use super::message::{Kind, Message, TEXT};
 use super::{digest, digest_of_all, object};
 use crate::config::Config;
+use crate::logging::Format;
 use crate::process::{self, Place, Program, Remote, Started};
 
 /// Time for a reply. The launcher needs milliseconds; a launcher that needs longer counts as ended.
@@ -47,6 +48,8 @@ impl Launcher {
         command
             .arg0("towpath")
             .arg("launcher")
+            .arg("--log-format")
+            .arg(Format::current().word())
             .arg(&config.file)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

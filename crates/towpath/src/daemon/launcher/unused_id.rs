@@ -48,7 +48,7 @@ impl UnusedIds {
             }
             None if !self.warned => {
                 self.warned = true;
-                log::warn!(
+                tracing::warn!(
                     "this user namespace has no unused user id: inspectors and workers keep the engine's user, without capabilities"
                 );
             }

@@ -12,8 +12,9 @@ use super::super::worker_command::WorkerCommand;
 use super::Supervisor;
 use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
-use crate::logging::OPERATOR;
+use crate::logging::{self, OPERATOR};
 use crate::quantity::count;
+use crate::service_manager::{RELOADED, notify, reloading};
 use crate::snapshot::{self, Saving};
 use towpath_engine::queue::DefaultVerdict;
 
@@ -23,11 +24,12 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 impl Supervisor {
     /// Reads configuration and rules again and applies all of it or nothing.
     pub(super) fn reload(&mut self) {
+        reloading();
         match self.read_again() {
             Ok((config, ruleset, bound)) => {
                 self.prepare(&config);
                 if self.rechecking {
-                    log::info!(
+                    tracing::info!(
                         "reloaded before the previous re-check was complete: all states are re-checked against the new rules"
                     );
                 }
@@ -41,11 +43,14 @@ impl Supervisor {
                     Some(settings),
                 );
                 self.rechecking = self.ruleset.rechecks().running;
+                if config.log.levels != self.config.log.levels {
+                    logging::configure(config.log.levels.clone());
+                }
                 self.change(config, bound);
                 self.services.iter().for_each(Service::reload_tls);
                 self.count_reload(true);
                 // Log after everything is applied: readers of this line may use the new configuration at once.
-                log::info!(
+                tracing::info!(
                     target: OPERATOR,
                     "reloaded: {} added, {} removed, {} kept; {} dropped",
                     count(diff.added.len() as u64, "rule"),
@@ -53,11 +58,14 @@ impl Supervisor {
                     diff.kept,
                     count(diff.states_dropped as u64, "state")
                 );
+                notify(&format!("{RELOADED}\nSTATUS={}", self.summary()));
             }
             Err(reasons) => {
                 self.count_reload(false);
+                let first = reasons.first().map_or("", |reason| reason.lines().next().unwrap_or_default());
+                notify(&format!("{RELOADED}\nSTATUS=not reloaded: {first}"));
                 for reason in reasons {
-                    log::warn!(target: OPERATOR, "not reloaded: {reason}");
+                    tracing::warn!(target: OPERATOR, "not reloaded: {reason}");
                 }
             }
         }
@@ -111,7 +119,9 @@ impl Supervisor {
                 snapshot::set_aside(path);
             }
             if let Err(error) = self.save_states() {
-                log::warn!("states are not saved while the engine runs: no thread: {error}; reload again");
+                tracing::warn!(
+                    "states are not saved while the engine runs: no thread: {error}; reload again"
+                );
             }
         }
         let Self { config, workers, sockets, services, .. } = self;
@@ -123,7 +133,7 @@ impl Supervisor {
             if old == Some(queue) {
                 continue;
             }
-            log::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
+            tracing::info!("queue {}: {}", queue.number, if old.is_some() { "changed" } else { "new" });
             if !lenient(&before, queue) {
                 say(&|| WorkerCommand::Queue(queue.number, queue.policy.clone()));
             }
@@ -185,7 +195,7 @@ impl Supervisor {
         if let Some(launcher) = &self.launcher {
             launcher.adopt(&config).map_err(|error| vec![error.to_string()])?;
         }
-        rules.warnings.iter().for_each(|warning| log::warn!("{warning}"));
+        rules.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok((config, rules.ruleset, bound))
     }
 }

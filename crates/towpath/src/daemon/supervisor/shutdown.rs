@@ -8,8 +8,8 @@ use super::{
     Ended, Failure, RECHECK_TIMEOUT, Report, Service, States, Supervisor, WorkerCommand, heard, idle_wait,
 };
 use crate::inspector::EXIT_TIMEOUT;
-use crate::logging::PACKETS;
 use crate::quantity::count;
+use crate::service_manager::notify;
 use crate::snapshot::Saving;
 
 /// Interval between two checks of ending threads.
@@ -17,7 +17,10 @@ const LOOK: Duration = Duration::from_millis(20);
 
 impl Supervisor {
     /// Tells all threads to stop receiving.
-    pub(super) fn drain(&self) {
+    pub(super) fn drain(&mut self) {
+        // From here on the manager's time limit for the stop counts.
+        self.watchdog = None;
+        notify("STOPPING=1\nSTATUS=draining");
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Drain));
         self.services.iter().for_each(Service::drain);
     }
@@ -28,7 +31,7 @@ impl Supervisor {
         while !self.look_at_threads().0 {
             if heard(&mut self.stop) && !hurried {
                 hurried = true;
-                log::warn!("second stop signal: the engine stops without waiting for inspectors");
+                tracing::warn!("second stop signal: the engine stops without waiting for inspectors");
                 self.drain();
             }
             self.print_log();
@@ -56,7 +59,7 @@ impl Supervisor {
             }
         }
         for line in self.log.try_iter() {
-            log::info!(target: PACKETS, "{line}");
+            line.log();
         }
         for socket in self.sockets {
             socket.stop(EXIT_TIMEOUT);
@@ -71,7 +74,7 @@ impl Supervisor {
             let (begun, most) = (Instant::now(), RECHECK_TIMEOUT.min(self.config.engine.drain));
             self.ruleset.recheck_until(|| begun.elapsed() >= most || heard(&mut self.stop));
             if self.ruleset.rechecks().running {
-                log::info!(
+                tracing::info!(
                     "{}: the re-check of the states is incomplete; the next engine repeats it",
                     path.display()
                 );
@@ -80,12 +83,12 @@ impl Supervisor {
             match saved {
                 Ok(()) => {
                     let states = count(self.ruleset.state_counters().now, "state");
-                    log::info!("{}: {states} saved", path.display());
+                    tracing::info!("{}: {states} saved", path.display());
                 }
                 Err(source) if failed.is_none() => {
                     return Err(Failure::States { file: path.clone(), source });
                 }
-                Err(error) => log::warn!("{}: states not saved: {error}", path.display()),
+                Err(error) => tracing::warn!("{}: states not saved: {error}", path.display()),
             }
         }
         if let Some(name) = failed {

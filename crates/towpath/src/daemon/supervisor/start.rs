@@ -31,6 +31,7 @@ use super::super::stalled::stalled;
 use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
+use super::state_log::StateLog;
 use super::upgrade::Upgrade;
 use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
@@ -51,6 +52,7 @@ use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::service_manager::{Sockets, Watchdog, notify};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
 use towpath_engine::egress::{PortIo, QueryServer, RouterPort, TxConfig, TxQueue};
@@ -63,13 +65,13 @@ use towpath_engine::router::{Directory, Resolver};
 const SLICE: Duration = Duration::from_micros(100);
 
 impl Supervisor {
-    /// Opens ports and sockets, drops capabilities, and starts threads and processes.
+    /// Opens ports and sockets, drops capabilities, and starts threads and processes. `passed` are the sockets of the service manager.
     ///
     /// # Errors
     ///
     /// The first resource that is unavailable.
-    pub fn start(config: Config, ruleset: Ruleset) -> Result<Self, Failure> {
-        Self::start_with(config, ruleset, None)
+    pub fn start(config: Config, ruleset: Ruleset, passed: Sockets) -> Result<Self, Failure> {
+        Self::start_with(config, ruleset, passed, None)
     }
 
     /// As [`start`](Self::start), and takes over from the process that has started this one to be replaced by it. That process continues if
@@ -81,6 +83,7 @@ impl Supervisor {
     pub fn start_with(
         config: Config,
         ruleset: Ruleset,
+        mut passed: Sockets,
         mut inherited: Option<Inherited>,
     ) -> Result<Self, Failure> {
         let signals = |error| Failure::System("signals", error);
@@ -140,7 +143,7 @@ impl Supervisor {
             (Some(control), Some(socket)) => Some(Listening::adopt_as(control, identity, socket)?),
             (Some(control), None) => {
                 super::super::make_directory_of(&control.socket, identity);
-                Some(Listening::bind_as(control, identity)?)
+                Some(Listening::open(control, identity, &mut passed)?)
             }
         };
         if let Some(path) = config.metrics.as_ref().and_then(config::Metrics::unix) {
@@ -151,7 +154,7 @@ impl Supervisor {
             .as_ref()
             .map(|metrics| match listener(inherited::METRICS) {
                 Some(socket) => Ok(endpoint::Listening::adopt(metrics, socket)),
-                None => endpoint::Listening::bind(metrics, identity),
+                None => endpoint::Listening::open(metrics, identity, &mut passed),
             })
             .transpose()?;
         let sockets = config
@@ -165,8 +168,9 @@ impl Supervisor {
         let listening_muxes = config
             .muxes
             .iter()
-            .map(|mux| mux_service::Listening::open(mux, &starter, identity))
+            .map(|mux| mux_service::Listening::open(mux, &starter, identity, &mut passed))
             .collect::<Result<Vec<_>, _>>()?;
+        passed.finish();
         let dumps = config.control.as_ref().map(|control| match listener(inherited::DUMPS) {
             Some(socket) => Dumps::adopt(control, identity, socket).map_err(Failure::Dumps),
             None => Dumps::bind(control, identity).map_err(Failure::Dumps),
@@ -186,9 +190,9 @@ impl Supervisor {
         let needed = if limited { needed.with_locked_memory() } else { needed };
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
-        log::info!("capabilities kept: {kept}");
+        tracing::info!("capabilities kept: {kept}");
         if let Some(identity) = identity {
-            log::info!("the engine is user {}, group {}", identity.user, identity.group);
+            tracing::info!("the engine is user {}, group {}", identity.user, identity.group);
         }
         if let Some(path) = &config.states {
             // Tests the file as the shutdown will write it: an error now is better than lost states then.
@@ -296,7 +300,7 @@ impl Supervisor {
             }
             None => None,
         };
-        let mut workers = Vec::new();
+        let (mut workers, mut beats) = (Vec::new(), Vec::new());
         for (number, (((ports, walker), bell), inbox)) in
             ports.into_iter().zip(walkers).zip(bells).zip(inboxes).enumerate()
         {
@@ -329,7 +333,9 @@ impl Supervisor {
                 drain: config.engine.drain,
                 log: log(),
                 clock: ruleset.clock(),
+                heartbeat: Arc::default(),
             };
+            beats.push((format!("engine-{number}"), Arc::clone(&parts.heartbeat)));
             let cpu = config.engine.cpus.get(number).copied();
             let thread = Some(spawn(number, parts, cpu, done.clone())?);
             workers.push(WorkerHandle { thread, ended: None, commands, bell });
@@ -351,6 +357,7 @@ impl Supervisor {
             stalled,
             log: lines,
             logging: false,
+            state_log: StateLog::default(),
             sockets: Vec::new(),
             round: RoundRobin::default(),
             pace: AcceptPace::default(),
@@ -378,6 +385,7 @@ impl Supervisor {
             dumps,
             inherited,
             upgrade: Upgrade::None,
+            watchdog: None,
         };
         supervisor.offer_upgrades();
         if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
@@ -395,6 +403,9 @@ impl Supervisor {
             Config { states: Some(path), .. } => snapshot::set_aside(path),
             _ => {}
         }
+        supervisor.watchdog =
+            Watchdog::start(beats).map_err(|error| Failure::System("the watchdog's thread", error))?;
+        notify(&format!("READY=1\nSTATUS={}", supervisor.summary()));
         Ok(supervisor)
     }
 
@@ -512,10 +523,10 @@ fn restore(
 ) {
     let file = path.display();
     match saved {
-        Ok(None) => log::info!("{file}: no states yet"),
+        Ok(None) => tracing::info!("{file}: no states yet"),
         Ok(Some(saved)) => match ruleset.restore(&saved, ruleset.clock().now()) {
             Ok(restored) => {
-                log::info!("{file}: {}", snapshot::told(restored));
+                tracing::info!("{file}: {}", snapshot::told(restored));
                 // The rules differ from those of the saved states, or the last re-check was incomplete: treat it as a reload.
                 if (restored.default_dynamic > 0 || restored.unchecked) && policy != StatePolicy::Keep {
                     ruleset.recheck();
@@ -524,15 +535,15 @@ fn restore(
                     ruleset.recheck_until(|| begun.elapsed() >= RECHECK_TIMEOUT || is_signalled(stop));
                     let Rechecks { dropped, running, .. } = ruleset.rechecks();
                     let more = if running { "; the re-check continues" } else { "" };
-                    log::info!(
+                    tracing::info!(
                         "{file}: {} dropped because the rules would not create them now{more}",
                         count(dropped, "state")
                     );
                 }
             }
-            Err(error) => log::warn!("{file}: no states restored: {error}"),
+            Err(error) => tracing::warn!("{file}: no states restored: {error}"),
         },
-        Err(error) => log::warn!("{file}: no states restored: {error}"),
+        Err(error) => tracing::warn!("{file}: no states restored: {error}"),
     }
 }
 
@@ -562,12 +573,13 @@ fn spawn(
             let mut set = rustix::thread::CpuSet::new();
             set.set(cpu);
             if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                log::warn!("cannot pin the engine to CPU {cpu}: {error}");
+                tracing::warn!("cannot pin the engine to CPU {cpu}: {error}");
             }
         }
         if let Err(error) = scheduling::set_slice(SLICE) {
-            log::warn!("packets may wait for other threads: no short time slices: {error}");
+            tracing::warn!("packets may wait for other threads: no short time slices: {error}");
         }
+        let _ended = parts.heartbeat.until_dropped();
         let report = Worker::new(parts).run();
         done.signal();
         report

@@ -36,8 +36,9 @@ use super::{ACCEPTS_PER_TURN, Failure, Supervisor, idle_wait};
 use crate::logging::OPERATOR;
 use crate::process::{Child, Remote};
 use crate::quantity::count;
+use crate::service_manager;
 use crate::snapshot;
-use crate::upgrade::{self, Channel, HANDSHAKE, Message, Object, Successor, TRIAL};
+use crate::upgrade::{Channel, HANDSHAKE, Message, Object, Successor, TRIAL};
 
 /// Time for inspectors to return overdue frames, beyond the longest deadline of a queue.
 const RETURN: Duration = Duration::from_secs(1);
@@ -391,7 +392,7 @@ impl Supervisor {
 
     /// The new engine carries packets: this one gives up its files and processes, and ends.
     fn complete(&mut self, successor: &mut Successor) {
-        upgrade::notify(&format!("MAINPID={}", successor.id()));
+        service_manager::notify(&format!("MAINPID={}", successor.id()));
         self.server.iter_mut().for_each(|server| server.hand_over());
         self.endpoint.iter_mut().for_each(|endpoint| endpoint.give_up_file());
         self.dumps.iter_mut().for_each(|dumps| dumps.give_up_file());
@@ -479,7 +480,7 @@ impl Supervisor {
                 }
             }
         }
-        upgrade::notify("READY=1");
+        service_manager::notify("READY=1");
     }
 }
 

@@ -12,7 +12,7 @@ mod text;
 
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use thiserror::Error;
 use towpath_metrics::metrics;
-use towpath_ring::reaper::{PeerKey, Plain, Reaped, Reaper};
+use towpath_ring::reaper::{PeerKey, Plain, Reaped, Reaper, refuse_descriptors};
 use towpath_ring::{Credentials, SocketFile};
 
 use self::http::{Connection, Late, Request};
@@ -35,6 +35,7 @@ use crate::control::{AcceptBackoff, AcceptPace, EndpointCounters, QuerySender, l
 use crate::eventfd::EventFd;
 use crate::process::Identity;
 use crate::ruleset_manager::RulesetManager;
+use crate::service_manager::{Address, Sockets};
 
 /// Connections at a time.
 const CLIENTS: usize = 32;
@@ -147,6 +148,37 @@ impl Listening {
         Self { file, listener, address }
     }
 
+    /// As [`bind`](Self::bind), with the socket of the service manager if it has passed it.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError`].
+    pub fn open(
+        config: &config::Metrics,
+        identity: Option<Identity>,
+        sockets: &mut Sockets,
+    ) -> Result<Self, BindError> {
+        let Some(passed) = sockets.take(Address::of(&config.address())) else {
+            let mut listening = Self::bind(config, identity)?;
+            match &mut listening.file {
+                Some(file) => sockets.store_unix("metrics", &listening.listener, file),
+                None => _ = sockets.store("metrics", listening.listener.as_fd()),
+            }
+            return Ok(listening);
+        };
+        let hint = "the socket of the service manager cannot be used: check its unit";
+        let failed = |source| BindError { address: config.listen.clone(), hint, source };
+        let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
+        let group = config.group.or(group);
+        let file = config.unix().map(|path| passed.file(path, owner, group, Some(config.mode)));
+        let file = file.transpose().map_err(failed)?;
+        if file.is_some() {
+            refuse_descriptors(&passed.socket).map_err(failed)?;
+        }
+        rustix::io::ioctl_fionbio(&passed.socket, true).map_err(|error| failed(error.into()))?;
+        Ok(Self { file, listener: passed.socket, address: config.listen.clone() })
+    }
+
     /// Starts the thread. It collects with `senders`, whose queries signal `wakeup`.
     ///
     /// # Errors
@@ -180,7 +212,7 @@ impl Listening {
             start: Instant::now(),
         };
         let thread = std::thread::Builder::new().name("metrics".into()).spawn(|| server.run())?;
-        log::info!("metrics: listens on {address}");
+        tracing::info!("metrics: listens on {address}");
         Ok(Endpoint { file, listener: copy, over, wakeup, thread: Some(thread) })
     }
 }
@@ -295,7 +327,7 @@ impl Server {
             self.shared.update(|servers| servers.metrics = stats);
             let accepts = match self.wait(now) {
                 Ok(accepts) => accepts,
-                Err(error) => return log::warn!("metrics: poll: {error}"),
+                Err(error) => return tracing::warn!("metrics: poll: {error}"),
             };
             self.wakeup.clear();
             if accepts {

@@ -201,7 +201,7 @@ impl Process {
                     self.working += count;
                 }
                 Err(ReserveError::TooLarge) => {
-                    log::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
+                    tracing::warn!("{:?}: a message is larger than a worker can be given", ticket.psock);
                     completions.refused.push((id, ticket));
                 }
                 Err(_) => break,

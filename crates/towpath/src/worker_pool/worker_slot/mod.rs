@@ -204,13 +204,13 @@ impl WorkerSlot {
             return;
         }
         if self.next.is_some() {
-            return log::warn!(
-                peer:% = self.peer();
+            return tracing::warn!(
+                peer = %self.peer(),
                 "worker {}: {exit}; the one that replaces it has been started", self.number
             );
         }
-        log::warn!(
-            peer:% = self.peer();
+        tracing::warn!(
+            peer = %self.peer(),
             "worker {}: {exit}; another one is started in {} ms", self.number, wait.as_millis()
         );
         self.again = Some(now + wait);
@@ -245,7 +245,9 @@ impl WorkerSlot {
     fn not_replaced(&mut self, exit: WorkerExit, violations: &mut Violations, now: Instant) {
         self.kept = true;
         match self.process {
-            Some(_) => log::warn!(peer:% = self.peer(); "worker {} keeps its process: {exit}", self.number),
+            Some(_) => {
+                tracing::warn!(peer = %self.peer(), "worker {} keeps its process: {exit}", self.number)
+            }
             None => self.failed(exit, false, violations, now),
         }
     }
