@@ -42,7 +42,7 @@ fn flows_are_followed_into_sqlite() {
             Command::new(here.join("install")).arg(directory.path()).arg(built).status().expect("sh");
         assert!(status.success());
         let engine = engine::Running::start();
-        let database = engine.directory().join("flows.db");
+        let database = engine.ring().with_file_name("flows.db");
         let mut follower = Command::new("python3")
             .arg(here.join("examples/follow_flows.py"))
             .args([engine.ring(), database.clone()])

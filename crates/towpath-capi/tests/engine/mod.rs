@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use std::net::UdpSocket;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use towpath_port::netns::{ip, until};
@@ -60,10 +60,6 @@ impl Running {
     /// The ring for dumps and events.
     pub(crate) fn ring(&self) -> PathBuf {
         self.directory.path().join("ctl.sock.ring")
-    }
-
-    pub(crate) fn directory(&self) -> &Path {
-        self.directory.path()
     }
 
     /// Sends a datagram to this port, which makes a state.
