@@ -72,8 +72,8 @@ pub(crate) struct Cost {
 }
 
 /// Kills the inspector of the flow `times` times with SIGKILL, each time when the engine's inspectors are complete, with `standby` further
-/// ones.
-pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize) -> Result<Kills> {
+/// ones, and `pause` later.
+pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize, pause: Duration) -> Result<Kills> {
     let program = crate::subject::replay::binary()?;
     let queue = format!(
         "command = \"{} inspect --queue 1 --match nothing-like-this --verdict drop\"\nstandby = {standby}\n",
@@ -83,6 +83,8 @@ pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize) -> Result<Kills> {
     let flow = inspected.flow(cpus)?;
     let mut killed = Vec::new();
     for _ in 0..times {
+        inspected.until_inspectors(1 + standby)?;
+        thread::sleep(pause);
         let rings = inspected.until_inspectors(1 + standby)?;
         // The inspector that gets the flow's frames.
         let busy = || -> Result<Option<i32>> {

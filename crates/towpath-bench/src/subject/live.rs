@@ -41,6 +41,8 @@ enum InspectorRow {
     /// This quantile of the time from the kill of an inspector to the first datagram that its successor passes: one on standby, over one
     /// that is started.
     TakeOver(f64),
+    /// The median of this time with one on standby, over [`TAKE_OVER`].
+    TakeOverTime,
     /// The share of datagrams that arrive while inspectors are killed.
     Kills,
     /// Doorbells per datagram of many inspectors, of which one is busy, over one inspector.
@@ -52,6 +54,10 @@ enum InspectorRow {
 /// Kills of one repetition in the rows of take-over times, and in a row.
 const KILLS: usize = 20;
 const KILLS_IN_A_ROW: usize = 6;
+/// Time after which the engine starts an inspector that dies again at once.
+const LIVED: Duration = Duration::from_millis(1100);
+/// The take-over time to reach, in nanoseconds.
+const TAKE_OVER: f64 = 1e6;
 
 /// Inspectors of which one is busy.
 const INSPECTORS: usize = 24;
@@ -97,19 +103,24 @@ impl InspectorCase {
             InspectorRow::TakeOver(quantile) => {
                 let (mut standby, mut started) = (Vec::new(), Vec::new());
                 for _ in 0..reps {
-                    standby.extend(inspectors::kills(cpus, 1, KILLS)?.times);
-                    started.extend(inspectors::kills(cpus, 0, KILLS)?.times);
+                    standby.extend(inspectors::kills(cpus, 1, KILLS, LIVED)?.times);
+                    started.extend(inspectors::kills(cpus, 0, KILLS, LIVED)?.times);
                 }
-                let [ours, peer] = [standby, started].map(|mut times| {
-                    times.sort_by(f64::total_cmp);
-                    times[((times.len() - 1) as f64 * quantile).ceil() as usize] / 1e3
-                });
+                let [ours, peer] = [standby, started].map(|times| at(times, quantile) / 1e3);
+                Ok(Metric::new(name, ours, peer, "us", Better::Lower, self.target))
+            }
+            InspectorRow::TakeOverTime => {
+                let mut times = Vec::new();
+                for _ in 0..reps {
+                    times.extend(inspectors::kills(cpus, 1, KILLS, LIVED)?.times);
+                }
+                let [ours, peer] = [at(times, 0.5), TAKE_OVER].map(|time| time / 1e3);
                 Ok(Metric::new(name, ours, peer, "us", Better::Lower, self.target))
             }
             InspectorRow::Kills => {
                 let (mut sent, mut arrived) = (0, 0);
                 for _ in 0..reps {
-                    let turn = inspectors::kills(cpus, 1, KILLS_IN_A_ROW)?;
+                    let turn = inspectors::kills(cpus, 1, KILLS_IN_A_ROW, Duration::ZERO)?;
                     sent += turn.sent;
                     arrived += turn.arrived;
                 }
@@ -141,6 +152,12 @@ impl Row for Case {
     fn name(&self) -> &str {
         &self.name
     }
+}
+
+/// The value at this quantile.
+fn at(mut times: Vec<f64>, quantile: f64) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[((times.len() - 1) as f64 * quantile).ceil() as usize]
 }
 
 impl Case {
@@ -260,6 +277,7 @@ fn cases() -> Vec<LiveRow> {
     let inspectors = [
         ("take-over after kill -9, median, standby over restart", InspectorRow::TakeOver(0.5), 1.0),
         ("take-over after kill -9, p99, standby over restart", InspectorRow::TakeOver(0.99), 1.0),
+        ("take-over after kill -9, median, over a millisecond", InspectorRow::TakeOverTime, 1.0),
         ("six kills in a row with a standby, of what is sent", InspectorRow::Kills, 1.0),
         ("doorbells at 24 inspectors, one busy, over one", InspectorRow::Doorbells, 1.1),
         ("CPU at 24 inspectors, one busy, over one", InspectorRow::Cpu, 1.1),

@@ -51,26 +51,6 @@ fn notices_are_read_as_their_frames_are_received() {
     });
 }
 
-/// A one-shot message costs system calls, so that a poll reads fewer of them than their bytes alone would permit.
-#[test]
-fn a_poll_reads_a_bounded_number_of_one_shot_messages() {
-    const SENT: usize = 50;
-    world::each(|| {
-        let tx = towpath_ring::Geometry::with(64 << 10, 512).expect("a geometry");
-        let quota = towpath_ring::Quota { descriptors: 2 * SENT, ..Default::default() };
-        let (_world, mut channel, mut client) =
-            pair(Config { tx, quota, messages: true, deadline: None, ..Config::default() });
-        let bytes = vec![7; (64 << 10) + 1];
-        for _ in 0..SENT {
-            client.send(&bytes, &Meta::default()).expect("room");
-        }
-        // 4 MiB, with 64 KiB for the system calls of each.
-        let read = [0; 2].map(|_| channel.poll_messages(|_, payload| assert!(payload == bytes)));
-        assert_eq!(read, [32, SENT - 32]);
-        assert_eq!((channel.stats().oneshots_in, channel.stats().violations), (SENT as u64, 0));
-    });
-}
-
 #[test]
 fn a_client_without_a_free_descriptor_gets_an_error_and_continues() {
     let mut world = World::new(config());
