@@ -1,6 +1,7 @@
 //! `towpath run`, mostly between interfaces in network namespaces.
 
 mod bridged;
+mod configs;
 mod end;
 mod guides;
 mod leftovers;
@@ -16,3 +17,4 @@ mod services;
 mod start;
 mod stderr;
 mod support;
+mod top;
