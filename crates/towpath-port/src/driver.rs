@@ -316,6 +316,11 @@ macro_rules! drivers {
                 match self { $(Self::$variant(config) => config.exclusive(),)* }
             }
 
+            /// Returns true if a process of this network namespace has a port on the interface.
+            pub fn is_open(&self) -> bool {
+                self.interface().is_some_and(|interface| Claim::is_taken(&format!("`{interface}`")))
+            }
+
             /// The link type of the port's frames, if the configuration determines it.
             pub fn link(&self) -> Option<LinkType> {
                 match self { $(Self::$variant(config) => DriverConfig::link(config),)* }

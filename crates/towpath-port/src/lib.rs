@@ -66,6 +66,7 @@ mod opener;
 pub mod pcap;
 pub mod pins;
 mod port;
+pub mod probe;
 #[cfg(test)]
 mod reopen_tests;
 mod rtnetlink;

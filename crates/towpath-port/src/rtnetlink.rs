@@ -1,4 +1,4 @@
-//! Requests to the kernel by rtnetlink(7), in the network namespace of the calling thread.
+//! Requests to the kernel by netlink(7), most of them rtnetlink(7), in the network namespace of the calling thread.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -32,8 +32,38 @@ pub(crate) fn change(request: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     exchange(request, flags | NLM_F_ACK, body, |_, _| ())
 }
 
-fn exchange(request: u16, flags: u16, body: &[u8], mut take: impl FnMut(u16, &[u8])) -> io::Result<()> {
-    let socket = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE)?;
+fn exchange(request: u16, flags: u16, body: &[u8], take: impl FnMut(u16, &[u8])) -> io::Result<()> {
+    exchange_on(libc::NETLINK_ROUTE, request, flags, body, take)
+}
+
+/// Requests a dump of another netlink protocol.
+pub(crate) fn dump_on(
+    protocol: i32,
+    request: u16,
+    body: &[u8],
+    take: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    exchange_on(protocol, request, NLM_F_DUMP, body, take)
+}
+
+/// Requests one object of another netlink protocol.
+pub(crate) fn query_on(
+    protocol: i32,
+    request: u16,
+    body: &[u8],
+    take: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    exchange_on(protocol, request, NLM_F_ACK, body, take)
+}
+
+fn exchange_on(
+    protocol: i32,
+    request: u16,
+    flags: u16,
+    body: &[u8],
+    mut take: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    let socket = sys::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)?;
     // struct nlmsghdr: length, type, flags, sequence, port.
     let mut message = vec![0; 16];
     message[..4].copy_from_slice(&(16 + body.len() as u32).to_ne_bytes());
@@ -93,7 +123,7 @@ pub(crate) fn find<'a>(attributes: &[(u16, &'a [u8])], kind: u16) -> Option<&'a 
     attributes.iter().find(|(own, _)| *own == kind).map(|(_, value)| *value)
 }
 
-fn half(bytes: &[u8]) -> u16 {
+pub(crate) fn half(bytes: &[u8]) -> u16 {
     bytes.first_chunk().map_or(0, |bytes| u16::from_ne_bytes(*bytes))
 }
 

@@ -13,7 +13,9 @@ use towpath_ring::{Fanout, Overload};
 pub(crate) use towpath::exit;
 
 use crate::cli::bpf::Bpf;
+use crate::cli::config::ConfigArgs;
 use crate::cli::ctl::Ctl;
+use crate::cli::doctor::Doctor;
 
 use crate::cli::explain::Explain;
 use crate::cli::frame::Frame;
@@ -23,6 +25,7 @@ use crate::cli::nfq::Nfq;
 use crate::cli::recv::Recv;
 use crate::cli::run::Run;
 use crate::cli::send::Send;
+use crate::cli::top::Top;
 use crate::cli::wiring::Wiring;
 
 #[derive(Debug, Parser)]
@@ -47,6 +50,9 @@ Example:
   towpath replay - --rules FILE --queue 1=COMMAND --control /tmp/ctl.sock < CAPTURE &
   towpath ctl --socket /tmp/ctl.sock show rings")]
     Ctl(Ctl),
+    Top(Top),
+    Config(ConfigArgs),
+    Doctor(Doctor),
     Explain(Explain),
     Inspect(Inspect),
     Frame(Frame),

@@ -19,6 +19,7 @@ codes! {
     BAD_CONFIG = 6 "errors in the configuration"
     NO_PORT = 7 "a port or a listening address of a mux is not available"
     NOT_PASSED = 8 "`explain --exit-code`: the packet does not pass"
+    LACKS = 9 "`doctor`: the machine lacks something that a port needs"
     USAGE = 64 "wrong usage"
 }
 

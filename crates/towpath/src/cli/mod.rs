@@ -4,9 +4,11 @@ pub(crate) mod against;
 pub(crate) mod bpf;
 pub(crate) mod captured;
 pub(crate) mod check;
+pub(crate) mod config;
 pub(crate) mod ctl;
 #[cfg(feature = "demo")]
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod ending;
 pub(crate) mod explain;
 pub(crate) mod frame;
@@ -20,6 +22,7 @@ pub(crate) mod recv;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod send;
+pub(crate) mod top;
 pub(crate) mod transfer;
 pub(crate) mod wiring;
 

@@ -26,6 +26,8 @@ pub enum Value {
     Texts,
     /// `true` or `false`.
     Flag,
+    /// `true` or `false`, also `"yes"` or `"no"`.
+    Switch,
     /// A whole number, from the first to the second bound inclusive.
     Number(u64, u64),
     /// A list of whole numbers within bounds.
@@ -57,7 +59,7 @@ impl Value {
         match self {
             Self::Text => "text".to_owned(),
             Self::Texts => "text or list of texts".to_owned(),
-            Self::Flag => "`true`, `false`".to_owned(),
+            Self::Flag | Self::Switch => "`true`, `false`".to_owned(),
             Self::Number(min, max) => format!("{min}..{max}"),
             Self::Numbers(min, max) => format!("list of {min}..{max}"),
             Self::NumberOr(min, max, word) => format!("{min}..{max}, `\"{word}\"`"),
@@ -89,7 +91,7 @@ const fn new(
     Key { table, name, value, default, help }
 }
 
-use Value::{Flag, Number, NumberOr, Numbers, Seconds, Text, Texts, Word};
+use Value::{Flag, Number, NumberOr, Numbers, Seconds, Switch, Text, Texts, Word};
 
 /// All keys, by table in the order of the documentation.
 #[rustfmt::skip]
@@ -190,12 +192,12 @@ pub const KEYS: &[Key] = &[
     new("mux", "undone", Word(&["close", "keep"]), "`\"close\"`", "connection of a message that was given up"),
     new("mux", "drain", Seconds(0.001, 86_400.0), "`10`", "time to finish when the engine stops"),
     new("mux", "send", Word(&["adaptive", "zerocopy", "plain"]), "`\"adaptive\"`", "how replies of 16 KiB and more are sent ([send](send.md))"),
-    new("mux", "send-check", Flag, "`false`", "count replies that changed between reply and completion"),
+    new("mux", "send-check", Switch, "`false`", "count replies that changed between reply and completion"),
     new("mux", "tls-cert", Text, "", "certificate chain for TLS over TCP, PEM"),
     new("mux", "tls-key", Text, "", "key of the certificate, PEM"),
     new("mux", "tls-client-ca", Text, "", "CA of client certificates, PEM; clients then need one ([TLS](mux.md#client-certificates))"),
-    new("mux", "tls-client-optional", Flag, "`false`", "serve clients without a certificate too"),
-    new("mux", "starttls", Flag, "`false`", "begin in plaintext and require [STARTTLS](mux.md#starttls)"),
+    new("mux", "tls-client-optional", Switch, "`false`", "serve clients without a certificate too"),
+    new("mux", "starttls", Switch, "`false`", "begin in plaintext and require [STARTTLS](mux.md#starttls)"),
 
     new("engine", "threads", Number(1, 63), "`1`", "threads that process packets; at most 63 together with the muxes"),
     new("engine", "cpus", Numbers(0, 1023), "", "CPU of each thread"),

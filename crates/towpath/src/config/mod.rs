@@ -29,7 +29,9 @@ pub mod compare;
 mod control;
 mod engine;
 mod events;
+pub mod init;
 mod ipfix;
+mod kernel;
 pub mod keys;
 mod log;
 mod metrics;
@@ -40,11 +42,11 @@ mod process;
 mod queue;
 mod reader;
 mod ruleset;
+pub mod schema;
 pub(crate) mod users;
 mod wiring;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use toml::de::DeTable;
@@ -161,25 +163,6 @@ impl Config {
         rules.warnings.extend(config.without_keepalives(&file, &rules.ruleset));
         rules.warnings.extend(config.kernel_warnings(&text_of(path).unwrap_or_default()));
         Ok((config, rules))
-    }
-
-    /// What the kernel of this machine does with packets of the ports besides; `text` is that of the configuration.
-    fn kernel_warnings(&self, text: &str) -> Vec<Diagnostic> {
-        let file: Arc<str> = self.file.display().to_string().into();
-        let warning = |port: &Port| {
-            let message = port.driver.kernel_warning()?;
-            // Quoted names are compared as they are written.
-            let is_header = |line: &str| {
-                let name = line.trim().strip_prefix("[port.").and_then(|rest| rest.strip_suffix(']'));
-                name.is_some_and(|name| name.trim_matches('"') == port.name)
-            };
-            let line = text.lines().position(is_header).map_or(1, |at| at as u32 + 1);
-            let words: Vec<_> = message.split_ascii_whitespace().collect();
-            let message = format!("`{}`: {}", port.name, words.join(" "));
-            let file = Arc::clone(&file);
-            Some(Diagnostic { file, line, column: 1, end: 1, message, hint: None, no_such_rule: false })
-        };
-        self.ports.iter().filter_map(warning).collect()
     }
 
     /// Also returns the errors about certificates and keys that this user may not read.

@@ -241,6 +241,7 @@ impl<'t, 'f> Table<'t, 'f> {
 
     /// A flag that also accepts "yes" and "no".
     pub(super) fn switch(&self, key: &'static str) -> Option<bool> {
+        debug_assert!(matches!(self.row(key).value, Value::Switch), "`{key}` is not a switch in KEYS");
         match self.get(key)?.get_ref().as_str() {
             Some("yes") => Some(true),
             Some("no") => Some(false),

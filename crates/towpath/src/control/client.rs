@@ -88,6 +88,18 @@ impl Engine {
     ///
     /// Fails if there is no engine.
     pub fn send(&self, message: &[u8]) -> Result<Connection, Failure> {
+        let mut connection = self.connect()?;
+        // A server that refuses the client answers and closes: read its answer even if the write fails.
+        let _ = connection.stream.write_all(message);
+        Ok(connection)
+    }
+
+    /// Connects without a request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no engine.
+    pub fn connect(&self) -> Result<Connection, Failure> {
         let socket = &self.socket;
         let unreachable = |error: io::Error| {
             let hint = match error.kind() {
@@ -105,10 +117,7 @@ impl Engine {
         let stream = UnixStream::connect(socket).map_err(unreachable)?;
         stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
-        let mut connection = Connection { stream, socket: socket.clone(), message: Vec::new() };
-        // A server that refuses the client answers and closes: read its answer even if the write fails.
-        let _ = connection.stream.write_all(message);
-        Ok(connection)
+        Ok(Connection { stream, socket: socket.clone(), message: Vec::new() })
     }
 }
 
@@ -120,6 +129,38 @@ impl Connection {
     /// Fails if setsockopt(2) fails.
     pub fn wait_forever(&mut self) -> Result<(), Failure> {
         self.stream.set_read_timeout(None).map_err(|error| self.broken(&error))
+    }
+
+    /// A copy of the socket: shutdown(2) on it ends a call that waits.
+    ///
+    /// # Errors
+    ///
+    /// Fails without a free descriptor.
+    pub fn socket(&self) -> Result<UnixStream, Failure> {
+        self.stream.try_clone().map_err(|error| self.broken(&error))
+    }
+
+    /// Makes a request, after the last one was answered. Returns the members of its only answer, or why the engine refuses it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the engine does not answer, or answers something else. No further request is possible then.
+    pub fn ask(
+        &mut self,
+        name: &str,
+        body: impl Serialize,
+        answer: &str,
+    ) -> Result<Result<Value, Refusal>, Failure> {
+        // As in `send`.
+        let _ = self.stream.write_all(&request(name, body));
+        match self.any_message()? {
+            Message::Answer(Answer { name, body }) if name == answer => Ok(Ok(body)),
+            Message::Answer(Answer { name, body }) if name == "error" => match serde_json::from_value(body) {
+                Ok(refusal) => Ok(Err(refusal)),
+                Err(error) => Err(unknown_error(&error)),
+            },
+            _ => Err(self.unexpected(&format!("something else than `{answer}`"))),
+        }
     }
 
     /// Reads an answer of this name and returns its members.
@@ -140,6 +181,13 @@ impl Connection {
     ///
     /// Fails if the engine refuses the request or does not answer.
     pub fn message(&mut self) -> Result<Message<'_>, Failure> {
+        match self.any_message()? {
+            Message::Answer(Answer { name, body }) if name == "error" => Err(refused(body)),
+            message => Ok(message),
+        }
+    }
+
+    fn any_message(&mut self) -> Result<Message<'_>, Failure> {
         let mut length = [0; 4];
         self.stream.read_exact(&mut length).map_err(|error| self.broken(&error))?;
         let length = u32::from_le_bytes(length) as usize;
@@ -154,7 +202,6 @@ impl Connection {
         match self.message[0] {
             PCAPNG => Ok(Message::Capture(&self.message[1..])),
             JSON => match parse_answer(&self.message[1..]) {
-                Ok(Answer { name, body }) if name == "error" => Err(refused(body)),
                 Ok(answer) => Ok(Message::Answer(answer)),
                 Err(error) => Err(Failure::new(exit::FAILED, error)),
             },
@@ -189,8 +236,10 @@ fn refused(body: Value) -> Failure {
             Failure::new(exit::NO_ENGINE, message)
         }
         Ok(Refusal { message, .. }) => Failure::new(exit::FAILED, message),
-        Err(error) => {
-            Failure::new(exit::FAILED, format!("an error that this program does not know: {error}"))
-        }
+        Err(error) => unknown_error(&error),
     }
+}
+
+fn unknown_error(error: &serde_json::Error) -> Failure {
+    Failure::new(exit::FAILED, format!("an error that this program does not know: {error}"))
 }

@@ -29,6 +29,24 @@ fn drop_reasons_are_documented() {
     assert_eq!(rows, expected);
 }
 
+#[test]
+fn the_checks_of_doctor_are_documented() {
+    let text = page("reference/config.md");
+    let table = text
+        .split_once("<!-- checks -->")
+        .expect("the table")
+        .1
+        .split_once("<!-- end -->")
+        .expect("its end")
+        .0;
+    let cells = table
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.split('|').nth(1).unwrap_or_default());
+    let names: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert_eq!(names, towpath::doctor::CHECKS);
+}
+
 /// Every call of a worker and of a mux is in the table of interfaces, and the table names no others.
 #[test]
 fn the_table_of_interfaces_is_complete() {

@@ -1,6 +1,7 @@
 //! `towpath run`, mostly between interfaces in network namespaces.
 
 mod bridged;
+mod configs;
 mod end;
 mod flow_records;
 mod guides;
@@ -19,3 +20,4 @@ mod start;
 mod stderr;
 mod support;
 mod systemd;
+mod top;

@@ -27,13 +27,18 @@ fn examples() -> Vec<PathBuf> {
     examples
 }
 
+#[towpath_testenv::needs(netns)]
 #[test]
 fn the_examples_are_right() {
-    for file in examples() {
-        let (code, out, err) = towpath(&["run", "--check", file.to_str().unwrap()]);
-        assert_eq!((code, err.as_str()), (0, ""), "{}", file.display());
-        assert!(out.starts_with(&format!("{}: ", file.display())), "{out}");
-    }
+    within(|| {
+        veth("eth0", "e0");
+        veth("eth1", "e1");
+        for file in examples() {
+            let (code, out, err) = towpath(&["run", "--check", file.to_str().unwrap()]);
+            assert_eq!((code, err.as_str()), (0, ""), "{}", file.display());
+            assert!(out.starts_with(&format!("{}: ", file.display())), "{out}");
+        }
+    });
 }
 
 /// The configurations, with the paths of programs and files replaced.
