@@ -19,17 +19,11 @@ pub struct HandOver {
 
 impl HandOver {
     /// Of the claim in `opener`, and of the port's own descriptors and parameters.
-    pub(crate) fn of(
-        opener: &Opener,
-        own: Vec<OwnedFd>,
-        numbers: &[u64]) -> io::Result<Self> {
+    pub(crate) fn of(opener: &Opener, own: Vec<OwnedFd>, numbers: &[u64]) -> io::Result<Self> {
         let claim = opener.claim()?;
         let claimed = u64::from(claim.is_some());
         let descriptors = claim.into_iter().chain(own).collect();
-        Ok(Self {
-            descriptors,
-            numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect(),
-        })
+        Ok(Self { descriptors, numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect() })
     }
 
     /// The descriptors and numbers, if they are as many as these.

@@ -77,6 +77,8 @@ pub(crate) fn run(args: &Run) -> u8 {
             return refuse(&failure);
         }
     };
+    // The copy of the channel ends with it.
+    drop(refused);
     match supervisor.run() {
         Ok(ended) if args.json => {
             let text = serde_json::to_string(&ended.report).expect("strings and numbers serialise");
@@ -104,7 +106,9 @@ fn refuse(failure: &Failure) -> u8 {
         Failure::Workers(..) => exit::FAILED,
         Failure::Control(_) | Failure::Metrics(_) | Failure::Dumps(_) => exit::NO_ENGINE,
         Failure::Inspector(_) => exit::INSPECTOR,
-        Failure::Thread(_) | Failure::States { .. } | Failure::Upgrade(_) | Failure::System(..) => exit::FAILED,
+        Failure::Thread(_) | Failure::States { .. } | Failure::Upgrade(_) | Failure::System(..) => {
+            exit::FAILED
+        }
     };
     fail(code, failure)
 }

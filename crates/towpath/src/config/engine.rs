@@ -130,7 +130,11 @@ fn upgrade(table: &Table<'_, '_>) -> Vec<PathBuf> {
     let (absolute, relative): (Vec<_>, Vec<_>) =
         table.texts("upgrade").into_iter().partition(|at| Path::new(at.value).is_absolute());
     for at in relative {
-        table.wrong(&at.span, format!("`{}` is not an absolute path", at.value), "write \"/usr/bin/towpath\"");
+        table.wrong(
+            &at.span,
+            format!("`{}` is not an absolute path", at.value),
+            "write \"/usr/bin/towpath\"",
+        );
     }
     absolute.into_iter().map(|at| at.value.into()).collect()
 }

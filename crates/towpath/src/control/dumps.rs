@@ -19,9 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 use towpath_gate::state::{Cursor, Listed};
-use towpath_ring::{
-    Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, SocketFile, Source,
-};
+use towpath_ring::{Allow, Channel, Config, Endpoint, Kind, Meta, Progress, Quota, SocketFile, Source};
 
 use super::accept_backoff::AcceptBackoff;
 use super::accept_pace::AcceptPace;
@@ -131,19 +129,19 @@ impl Dumps {
 }
 
 fn config(control: &Control, identity: Option<Identity>) -> Config {
-        let mut users = vec![Identity::engine_user(identity), 0];
-        users.extend(control.owner);
-        users.sort_unstable();
-        users.dedup();
-        Config {
-            allow: Allow::Users(users),
-            deadline: None,
-            messages: true,
-            huge_pages: false,
-            violations_max: 0,
-            quota: Quota { channels: CLIENTS, channels_per_user: CLIENTS_OF_USER, ..Quota::default() },
-            ..Config::default()
-        }
+    let mut users = vec![Identity::engine_user(identity), 0];
+    users.extend(control.owner);
+    users.sort_unstable();
+    users.dedup();
+    Config {
+        allow: Allow::Users(users),
+        deadline: None,
+        messages: true,
+        huge_pages: false,
+        violations_max: 0,
+        quota: Quota { channels: CLIENTS, channels_per_user: CLIENTS_OF_USER, ..Quota::default() },
+        ..Config::default()
+    }
 }
 
 impl Listening {

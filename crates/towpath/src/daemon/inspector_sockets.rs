@@ -218,7 +218,8 @@ impl Socket {
     /// Continues a process that the launcher has started for the process that this one replaces. A process that the configuration does
     /// not want is killed.
     pub(super) fn adopt_child(&mut self, mut process: Child, words: &[String], user: Option<u32>) {
-        let place = self.children.iter_mut().find(|child| child.process.is_none() && child.program.words == words);
+        let place =
+            self.children.iter_mut().find(|child| child.process.is_none() && child.program.words == words);
         match place {
             Some(child) => {
                 (child.process, child.user) = (Some(process), user);

@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use towpath_engine::queue::RingChannel;
 
+use self::upgrade::Upgrade;
 use super::inherited::Inherited;
 use super::inspector_sockets::Socket;
 use super::launcher::Launcher;
@@ -29,7 +30,6 @@ use super::signals::heard;
 use super::stalled::Stalled;
 use super::worker_command::WorkerCommand;
 use crate::config::Config;
-use self::upgrade::Upgrade;
 use crate::control::dumps::Dumps;
 use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;

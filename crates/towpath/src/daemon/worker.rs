@@ -192,7 +192,10 @@ impl Worker {
                 return;
             }
             let detached = self.engine.detach_holders();
-            log::warn!("upgrade: {} detached, because frames were not returned in time", count(detached, "inspector"));
+            log::warn!(
+                "upgrade: {} detached, because frames were not returned in time",
+                count(detached, "inspector")
+            );
             self.engine.process_verdicts();
         }
         for live in &mut self.ports {

@@ -95,7 +95,9 @@ fn upgrade(engine: &Engine, Upgrade { binary, json }: &Upgrade) -> Result<String
         let answer = match engine.ask("show-upgrade", &json!({}), "upgrade") {
             Ok(answer) => answer,
             Err(failure) if begun.elapsed() > PATIENCE => return Err(failure),
-            Err(failure) if failure.code == exit::NO_ENGINE && !engine.socket().exists() => return Err(failure),
+            Err(failure) if failure.code == exit::NO_ENGINE && !engine.socket().exists() => {
+                return Err(failure);
+            }
             Err(_) => continue,
         };
         if answer["process"] != old {

@@ -60,8 +60,13 @@ fn run(file: &Path) -> io::Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let mut server =
-        Server { file: file.into(), config: None, children: HashMap::new(), engines: Vec::new(), ids: UnusedIds::default() };
+    let mut server = Server {
+        file: file.into(),
+        config: None,
+        children: HashMap::new(),
+        engines: Vec::new(),
+        ids: UnusedIds::default(),
+    };
     // One for each engine: during an upgrade, two.
     let mut engines = vec![socket];
     while !engines.is_empty() {
@@ -105,8 +110,7 @@ impl Server {
         let config = self.config.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
         let [at, json, _] = request.numbers;
         let path = config.engine.upgrade.get(at as usize);
-        let path =
-            path.ok_or_else(|| io::Error::other("the configuration does not name this program"))?;
+        let path = path.ok_or_else(|| io::Error::other("the configuration does not name this program"))?;
         let [stdin, stdout]: [OwnedFd; 2] = passed.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;

@@ -17,8 +17,8 @@ use towpath_gate::StatePolicy;
 use towpath_gate::rules::Ruleset;
 use towpath_port::{Opener, Port, driver, scheduling};
 
-use super::super::inspector_sockets::Socket;
 use super::super::inherited::{self, Inherited};
+use super::super::inspector_sockets::Socket;
 use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;

@@ -154,7 +154,8 @@ impl Supervisor {
         log::info!(target: OPERATOR, "upgrade: process {} of {} starts", child.id(), path.display());
         let mut successor = Successor::over(ours, child, SERVICE, objects);
         let _ = successor.flush();
-        self.upgrade = Upgrade::Starting { successor, until: Instant::now() + self.config.engine.upgrade_time };
+        self.upgrade =
+            Upgrade::Starting { successor, until: Instant::now() + self.config.engine.upgrade_time };
         Ok(())
     }
 
@@ -235,7 +236,10 @@ impl Supervisor {
     }
 
     /// Stops receiving, and passes on the states and the inspectors. With an error, returns the inspectors that were given up.
-    fn hand_over(&mut self, successor: &mut Successor) -> Result<Vec<(u16, OwnedFd)>, (String, Vec<(u16, OwnedFd)>)> {
+    fn hand_over(
+        &mut self,
+        successor: &mut Successor,
+    ) -> Result<Vec<(u16, OwnedFd)>, (String, Vec<(u16, OwnedFd)>)> {
         let begun = Instant::now();
         let lost = |why: String| (why, Vec::new());
         self.pause().map_err(lost)?;
@@ -362,14 +366,18 @@ impl Supervisor {
                 break;
             }
             if Instant::now() >= until {
-                log::warn!("upgrade: {} did not take new rings in time, and may do so later", count(left as u64, "inspector"));
+                log::warn!(
+                    "upgrade: {} did not take new rings in time, and may do so later",
+                    count(left as u64, "inspector")
+                );
                 break;
             }
             let mut fds: Vec<_> = sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
             idle_wait(&mut fds, LOOK);
         }
         // Flows are divided by the order of the inspectors.
-        let place = |queue: u16, pid: u32| order.iter().position(|at| *at == (queue, pid)).unwrap_or(usize::MAX);
+        let place =
+            |queue: u16, pid: u32| order.iter().position(|at| *at == (queue, pid)).unwrap_or(usize::MAX);
         attached.sort_by_key(|(queue, channel, _)| place(*queue, channel.peer().pid));
         for (queue, channel, standby) in attached {
             self.join(queue, channel, standby);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -98,12 +99,12 @@ fn inspector(directory: &Path) -> Child {
         .unwrap()
 }
 
-/// Numbered datagrams from the left machine to ports of the right one, without pause.
+/// Numbered datagrams from the left machine to ports of the right one, without pause. Made before the machines are busy.
 struct Load {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
-    sender: std::sync::mpsc::Receiver<()>,
-    receivers: Vec<std::sync::mpsc::Receiver<BTreeSet<u64>>>,
+    sender: Option<JoinHandle<()>>,
+    receivers: Vec<JoinHandle<BTreeSet<u64>>>,
 }
 
 impl Load {
@@ -115,7 +116,7 @@ impl Load {
             let _ = set_socket_recv_buffer_size(&server, 32 << 20);
             server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             let over = Arc::clone(&stop);
-            right.start(move || {
+            thread::spawn(move || {
                 let (mut got, mut number) = (BTreeSet::new(), [0; 8]);
                 loop {
                     match server.recv(&mut number) {
@@ -128,8 +129,8 @@ impl Load {
         });
         let receivers = receivers.collect();
         let (over, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
-        let sender = left.start(move || {
-            let client = UdpSocket::bind((LEFT, 0)).unwrap();
+        let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+        let sender = thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 for _ in 0..8 {
                     let number = count.load(Ordering::Relaxed);
@@ -138,10 +139,10 @@ impl Load {
                     }
                     count.store(number + 1, Ordering::Relaxed);
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
         });
-        Self { stop, sent, sender, receivers }
+        Self { stop, sent, sender: Some(sender), receivers }
     }
 
     /// Waits until some more were sent.
@@ -154,12 +155,12 @@ impl Load {
     fn end(mut self) -> (Vec<u64>, u64) {
         self.goes_on();
         // The last ones are on their way for a moment.
-        std::thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300));
         self.stop.store(true, Ordering::Relaxed);
-        self.sender.recv().unwrap();
+        self.sender.take().unwrap().join().unwrap();
         let sent = self.sent.load(Ordering::Relaxed);
         let missing = |got: BTreeSet<u64>| sent - got.len() as u64;
-        (self.receivers.drain(..).map(|receiver| missing(receiver.recv().unwrap())).collect(), sent)
+        (self.receivers.drain(..).map(|receiver| missing(receiver.join().unwrap())).collect(), sent)
     }
 }
 
@@ -187,9 +188,9 @@ fn upgrades_lose_no_packet_no_connection_and_no_inspector() {
         let mut own = inspector(files.path());
         until(|| inspectors(&engine.first).len() == 3);
         let before = inspectors(&engine.first);
+        let load = Load::start(&left, &right, &[9, 10, 11]);
         let echo = Echo::start(&left, &right, 9100);
         echo.goes_on();
-        let load = Load::start(&left, &right, &[9, 10, 11]);
         for _ in 0..upgrades() {
             load.goes_on();
             engine.upgrade();
