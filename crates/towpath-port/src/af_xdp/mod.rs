@@ -560,7 +560,7 @@ impl Port for Socket {
         let [map, link] = self.program.descriptors()?;
         let own = vec![self.socket.try_clone()?, self.umem.memory()?, map, link];
         let numbers = [self.config.chunks.into(), self.config.multi_buffer.into()];
-        HandOver::of(&self.opener, own, &numbers).map(Some)
+        Ok(Some(HandOver::of(self.opener.claim()?, own, &numbers)))
     }
 
     fn resume(&mut self) {

@@ -258,8 +258,8 @@ impl Port for Device {
 
     fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
         let Config { multi_queue, vnet_hdr, .. } = self.config;
-        HandOver::of(&self.opener, vec![self.device.try_clone()?], &[multi_queue.into(), vnet_hdr.into()])
-            .map(Some)
+        let numbers = [multi_queue.into(), vnet_hdr.into()];
+        Ok(Some(HandOver::of(self.opener.claim()?, vec![self.device.try_clone()?], &numbers)))
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
