@@ -96,7 +96,7 @@ workers = 2
 deadline = 5
 ";
     let queues = queues.replace("TOWPATH", TOWPATH);
-    format!("{BRIDGE}{queues}[engine]\nupgrade = [\"{programs}\"]\nupgrade-time = 3\n")
+    format!("{BRIDGE}{queues}[engine]\nupgrade = [\"{programs}\"]\nupgrade-time = 60\n")
 }
 
 fn inspector(directory: &Path) -> Child {
@@ -266,7 +266,8 @@ fn an_engine_continues_if_the_next_one_does_not_come_up() {
         let other =
             script(directory, "other", &format!("exec {TOWPATH} mux unix:{}/m -- cat", directory.display()));
         let programs = [&*good, &*ends, &*hangs, &*other, "/nonexistent"].join("\", \"");
-        std::fs::write(directory.join("t.toml"), config(&programs)).unwrap();
+        let config = config(&programs).replace("upgrade-time = 60", "upgrade-time = 10");
+        std::fs::write(directory.join("t.toml"), config).unwrap();
         let mut engine = Running::start(directory);
         let mut own = inspector(directory);
         until(|| inspectors(&engine.first).len() == 3);
