@@ -3,10 +3,9 @@
 //! The kernel's rings keep receiving in between. A port is handed over between two frames: no frame is lent, and none is half read. Its
 //! positions are in the rings that both processes map, so they are read when the other process [resumes](crate::Port::resume).
 
-use std::io;
 use std::os::fd::OwnedFd;
 
-use crate::{Error, Opener};
+use crate::Error;
 
 /// What a port hands over.
 #[derive(Debug, Default)]
@@ -18,12 +17,11 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// Of the claim in `opener`, and of the port's own descriptors and parameters.
-    pub(crate) fn of(opener: &Opener, own: Vec<OwnedFd>, numbers: &[u64]) -> io::Result<Self> {
-        let claim = opener.claim()?;
+    /// Of the claim of the port's medium, if there is one, and of the port's own descriptors and parameters.
+    pub(crate) fn of(claim: Option<OwnedFd>, own: Vec<OwnedFd>, numbers: &[u64]) -> Self {
         let claimed = u64::from(claim.is_some());
         let descriptors = claim.into_iter().chain(own).collect();
-        Ok(Self { descriptors, numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect() })
+        Self { descriptors, numbers: std::iter::once(claimed).chain(numbers.iter().copied()).collect() }
     }
 
     /// The descriptors and numbers, if they are as many as these.

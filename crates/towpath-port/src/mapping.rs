@@ -3,11 +3,12 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicU64;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A mapping of whole pages, unmapped on drop. It returns addresses only; the rings of the drivers define which side accesses which bytes.
 #[derive(Debug)]
@@ -31,13 +32,13 @@ impl Mapping {
         Self::new(base, len)
     }
 
-    /// Maps `len` bytes of zeroed anonymous memory.
-    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        // SAFETY: creates a mapping at an address that the kernel chooses; existing memory is unaffected.
-        let base = unsafe { mmap_anonymous(null_mut(), len, protection, flags) }?;
-        Self::new(base, len)
+    /// Makes memory that another process can map too ([`of`](Self::of)), filled with zeroes.
+    pub(crate) fn shared(name: &str, len: usize) -> io::Result<(OwnedFd, Self)> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?;
+        // A lack of memory is an error here and not a SIGBUS later.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
+        let mapping = Self::of(file.as_fd(), len, 0)?;
+        Ok((file, mapping))
     }
 
     fn new(base: *mut c_void, len: usize) -> io::Result<Self> {

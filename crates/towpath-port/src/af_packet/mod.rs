@@ -339,7 +339,7 @@ impl Port for Socket {
         let Config { block_size, blocks, vnet_hdr, .. } = self.config;
         let [kind, group] = Fanout::numbers(self.config.fanout);
         let numbers = [block_size.into(), blocks.into(), vnet_hdr.into(), kind, group];
-        HandOver::of(&self.opener, vec![self.socket.try_clone()?], &numbers).map(Some)
+        Ok(Some(HandOver::of(self.opener.claim()?, vec![self.socket.try_clone()?], &numbers)))
     }
 
     fn resume(&mut self) {

@@ -6,7 +6,7 @@ use super::program::{Attach, Program};
 use crate::af_xdp::Socket;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
-use crate::{Error, Object, Opener, Port, interface::Interface, pins, sys};
+use crate::{Error, HandOver, Object, Opener, Port, interface::Interface, pins, sys};
 
 /// Configuration of XDP sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +162,14 @@ impl DriverConfig for Config {
             }
             sockets => sockets?,
         };
+        Ok(sockets.into_iter().map(|socket| NamedPort::boxed(name, socket)).collect())
+    }
+
+    fn adopt(&self, name: &str, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        // The other process may have found that the kernel does not support it.
+        let single = ports.iter().any(|port| port.numbers.last() == Some(&0)) && self.multi_buffer_optional;
+        let config = Self { multi_buffer: self.multi_buffer && !single, ..self.clone() };
+        let sockets = Socket::adopt_all(&config, ports, opener)?;
         Ok(sockets.into_iter().map(|socket| NamedPort::boxed(name, socket)).collect())
     }
 

@@ -32,6 +32,7 @@ use crate::stats::Refused;
 use crate::tx_offload::{Medium, TxOffload};
 use towpath_wire::{checksum, gso};
 
+use crate::hand_over::{HandOver, changed};
 use crate::{
     Burst, Caps, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, Received, Segmentation, State,
     Stats, TxDrop, sys,
@@ -222,6 +223,56 @@ impl Socket {
         }
         program.serve(queue, fd).map_err(|error| config.refused("serving the queue", error))?;
         Ok(port)
+    }
+
+    /// Continues the sockets that another process has opened. [`resume`](Port::resume) reads the positions of their rings.
+    fn adopt_all(config: &Config, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Self>, Error> {
+        config.check()?;
+        let name = &config.interface;
+        let io = |source| Error::Io { name: name.clone(), source };
+        let interface = Interface::find(&control(name)?, name)?;
+        let reopened = Reopened::new(Mutex::new((0..ports.len()).map(|_| None).collect()));
+        let mut shared = None;
+        let adopt = |(queue, port): (usize, HandOver)| {
+            let ([socket, memory, map, link], [chunks, multi_buffer]) = port.parts(name)?;
+            if chunks != u64::from(config.chunks) {
+                return Err(changed(name, "the size of the frame memory"));
+            }
+            if (multi_buffer == 1) != config.multi_buffer {
+                return Err(changed(name, "`multi-buffer`"));
+            }
+            let program = match &shared {
+                Some(program) => Arc::clone(program),
+                None => Arc::new(Program::of([map, link]).map_err(io)?),
+            };
+            shared = Some(Arc::clone(&program));
+            let size = config.chunks / 2;
+            let fd = socket.as_fd();
+            let [rx, tx, fill, completion] = offsets(fd).map_err(io)?;
+            let page = |offset: libc::off_t| offset as u64;
+            Ok(Self {
+                fill: Ring::map(fd, libc::XDP_UMEM_PGOFF_FILL_RING, fill, size, true).map_err(io)?,
+                completion: Ring::map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, completion, size, false)
+                    .map_err(io)?,
+                rx: Ring::map(fd, page(libc::XDP_PGOFF_RX_RING), rx, size, false).map_err(io)?,
+                tx: Ring::map(fd, page(libc::XDP_PGOFF_TX_RING), tx, size, true).map_err(io)?,
+                control: control(name)?,
+                config: config.clone(),
+                queue: queue as u32,
+                interface,
+                umem: Umem::adopt(memory, config.chunks).map_err(io)?,
+                free: Vec::new(),
+                program,
+                unbound: false,
+                opener: opener.clone(),
+                reopened: reopened.clone(),
+                tx_offload: TxOffload::default(),
+                stats: Stats::default(),
+                refused: Refused::default(),
+                socket,
+            })
+        };
+        ports.into_iter().enumerate().map(adopt).collect()
     }
 
     /// Refills the fill ring with free chunks. An empty fill ring causes drops.
@@ -499,6 +550,25 @@ impl Port for Socket {
             *self = Self { stats, ..fresh };
         }
         Ok(())
+    }
+
+    fn has_lent(&self) -> bool {
+        self.umem.lent(self.free.len()) > 0
+    }
+
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        let [map, link] = self.program.descriptors()?;
+        let own = vec![self.socket.try_clone()?, self.umem.memory()?, map, link];
+        let numbers = [self.config.chunks.into(), self.config.multi_buffer.into()];
+        Ok(Some(HandOver::of(self.opener.claim()?, own, &numbers)))
+    }
+
+    fn resume(&mut self) {
+        self.fill.resume();
+        self.completion.resume();
+        self.rx.resume();
+        self.tx.resume();
+        self.free = self.umem.free();
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

@@ -79,6 +79,11 @@ impl Program {
         [self.map.into(), self.link]
     }
 
+    /// Copies of its map and its link, for another process.
+    pub(super) fn descriptors(&self) -> io::Result<[OwnedFd; 2]> {
+        Ok([self.map.as_fd().try_clone_to_owned()?, self.link.try_clone()?])
+    }
+
     /// Detaches the program, also where other sockets have it: the interface can get another one. A pinned program stays.
     pub(super) fn detach(&self, is_pinned: bool) {
         if !is_pinned {

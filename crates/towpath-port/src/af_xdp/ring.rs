@@ -99,6 +99,13 @@ impl<T: Entry> Ring<T> {
         unsafe { self.entry(ahead).write_volatile(value) }
     }
 
+    /// Reads our counter: another process has used the ring.
+    pub(super) fn resume(&mut self) {
+        let ours = if self.producing { self.offsets.producer } else { self.offsets.consumer };
+        // Acquire: pairs with the Release in `advance`. Only this process or its predecessor has written it.
+        self.ours = self.counter(ours).load(Ordering::Acquire);
+    }
+
     /// Advances our counter.
     pub(super) fn advance(&mut self, by: u32) {
         self.ours = self.ours.wrapping_add(by);

@@ -5,7 +5,7 @@
 //! the port's thread takes the whole stack.
 //!
 //! Invariant: at most one `Chunk` exists per index, and none while the kernel owns the chunk. [`Umem::new`] creates each once,
-//! [`Chunk::give`] consumes it, and [`Umem::taken`] recreates it only if it was given. `given` is a private record; ring contents
+//! [`Chunk::give`] consumes it, and [`Umem::taken`] recreates it only if it was given. `given` is a record of the engine alone; ring contents
 //! are not trusted.
 //!
 //! Races: push writes the links, then the head (Release). Take swaps the head (Acquire), then reads the links. No operation pops a
@@ -16,9 +16,10 @@
 
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use crate::mapping::Mapping;
 
@@ -29,10 +30,9 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Umem {
+    memory: OwnedFd,
     mapping: Mapping,
     chunks: u32,
-    /// Chunks that the kernel owns. Relaxed accesses: only the port's thread uses it.
-    given: Box<[AtomicBool]>,
     /// Stack of returned chunks, linked by `links`.
     returned: AtomicU32,
     links: Box<[AtomicU32]>,
@@ -45,15 +45,67 @@ pub(crate) struct Chunk(u32);
 impl Umem {
     /// Allocates `chunks` chunks and returns all of them.
     pub(crate) fn new(chunks: u32) -> io::Result<(Arc<Self>, Vec<Chunk>)> {
-        let mapping = Mapping::anonymous(chunks as usize * CHUNK)?;
-        let umem = Self {
-            mapping,
-            chunks,
-            given: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
-            returned: AtomicU32::new(NONE),
-            links: (0..chunks).map(|_| AtomicU32::new(NONE)).collect(),
-        };
+        let (memory, mapping) = Mapping::shared("towpath-umem", Self::bytes_of(chunks))?;
+        let umem = Self::of(memory, mapping, chunks);
         Ok((Arc::new(umem), (0..chunks).map(Chunk).collect()))
+    }
+
+    /// The memory that another process has made for `chunks` chunks. Its chunks are [`free`](Self::free) once that process has stopped.
+    pub(crate) fn adopt(memory: OwnedFd, chunks: u32) -> io::Result<Arc<Self>> {
+        // A shorter file would raise SIGBUS.
+        if rustix::fs::fstat(&memory)?.st_size != Self::bytes_of(chunks) as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mapping = Mapping::of(memory.as_fd(), Self::bytes_of(chunks), 0)?;
+        Ok(Arc::new(Self::of(memory, mapping, chunks)))
+    }
+
+    fn of(memory: OwnedFd, mapping: Mapping, chunks: u32) -> Self {
+        let links = (0..chunks).map(|_| AtomicU32::new(NONE)).collect();
+        Self { memory, mapping, chunks, returned: AtomicU32::new(NONE), links }
+    }
+
+    /// The chunks, and a byte for each that says whether the kernel owns it.
+    const fn bytes_of(chunks: u32) -> usize {
+        chunks as usize * (CHUNK + 1)
+    }
+
+    /// A descriptor of the memory for another process.
+    pub(crate) fn memory(&self) -> io::Result<OwnedFd> {
+        self.memory.try_clone()
+    }
+
+    /// All chunks that the kernel does not own. The caller gives up those that it has: none may be lent ([`lent`](Self::lent)).
+    pub(crate) fn free(&self) -> Vec<Chunk> {
+        // Relaxed: no chunk is lent, so no thread pushes.
+        self.returned.store(NONE, Ordering::Relaxed);
+        (0..self.chunks).filter(|chunk| !self.is_given(*chunk)).map(Chunk).collect()
+    }
+
+    /// Number of chunks that bursts have, if `free` are free at the port.
+    pub(crate) fn lent(&self, free: usize) -> usize {
+        // Acquire: pairs with the exchange in `put_back`. Only the caller takes the stack.
+        let mut next = self.returned.load(Ordering::Acquire);
+        let mut there = free + (0..self.chunks).filter(|chunk| self.is_given(*chunk)).count();
+        while next != NONE {
+            there += 1;
+            // Relaxed: seen by the Acquire above.
+            next = self.links[next as usize].load(Ordering::Relaxed);
+        }
+        (self.chunks as usize).saturating_sub(there)
+    }
+
+    /// Whether the kernel owns a chunk: a byte behind the chunks, for a process that takes the port over.
+    fn given(&self, chunk: u32) -> &AtomicU8 {
+        assert!(chunk < self.chunks, "a chunk of the memory");
+        let at = self.mapping.at(self.chunks as usize * CHUNK + chunk as usize, 1);
+        // SAFETY: inside the mapping, which `self` keeps; the kernel does not write there, and all accesses are atomic.
+        unsafe { AtomicU8::from_ptr(at) }
+    }
+
+    fn is_given(&self, chunk: u32) -> bool {
+        // Relaxed: only the port's thread changes it, or the process before, which has stopped.
+        self.given(chunk).load(Ordering::Relaxed) != 0
     }
 
     /// Address and length of the UMEM, for XDP_UMEM_REG.
@@ -64,18 +116,17 @@ impl Umem {
 
     /// Transfers the chunk to the kernel and returns its UMEM address.
     pub(crate) fn give(&self, chunk: Chunk) -> u64 {
-        self.given[chunk.0 as usize].store(true, Ordering::Relaxed);
+        self.given(chunk.0).store(1, Ordering::Relaxed);
         u64::from(chunk.0) * CHUNK as u64
     }
 
     /// Takes back the chunk that contains `address`, read from a ring; `None` if the kernel did not own it.
     pub(crate) fn taken(&self, address: u64) -> Option<Chunk> {
         let number = u32::try_from(address / CHUNK as u64).ok()?;
-        let given = self.given.get(number as usize)?;
-        if !given.load(Ordering::Relaxed) {
+        if number >= self.chunks || !self.is_given(number) {
             return None;
         }
-        given.store(false, Ordering::Relaxed);
+        self.given(number).store(0, Ordering::Relaxed);
         Some(Chunk(number))
     }
 
@@ -84,7 +135,7 @@ impl Umem {
     pub(crate) fn bytes<'a>(&'a self, chunk: &'a Chunk, range: Range<usize>) -> Option<&'a [u8]> {
         let (at, len) = self.range(chunk, range)?;
         // SAFETY: inside the mapping, which `self` keeps; the only right to the chunk is borrowed, so neither the kernel nor another
-        // thread writes. Anonymous memory is initialized with zeroes.
+        // thread writes. A new memfd is initialized with zeroes.
         Some(unsafe { slice::from_raw_parts(at, len) })
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
 use crate::nfqueue::{Queue, RawSocket};
-use crate::{Error, Object, Opener, Port};
+use crate::{Error, HandOver, Object, Opener, Port};
 
 /// Configuration of an NFQUEUE queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +95,15 @@ impl DriverConfig for Config {
             queues.push(NamedPort::boxed(name, queue));
         }
         Ok(queues)
+    }
+
+    fn adopt(&self, name: &str, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let adopt = |(thread, port): (usize, HandOver)| {
+            let queue = self.queue.wrapping_add(thread as u16);
+            Queue::adopt(Self { queue, ..self.clone() }, port, opener)
+                .map(|queue| NamedPort::boxed(name, queue))
+        };
+        ports.into_iter().enumerate().map(adopt).collect()
     }
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {

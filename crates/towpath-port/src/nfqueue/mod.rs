@@ -30,6 +30,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use towpath_wire::{checksum, gso};
 
+use crate::hand_over::{HandOver, changed};
 use crate::stats::Refused;
 use crate::{
     Burst, Caps, Checksum, Error, Frame, LinkType, Meta, Object, Offload, Opener, Port, QueueVerdict,
@@ -125,6 +126,28 @@ impl Queue {
             _ => refused(&queue.name, &queue.config, source),
         })?;
         Ok(queue)
+    }
+
+    /// Continues a queue that another process has bound.
+    fn adopt(config: Config, port: HandOver, opener: &Opener) -> Result<Self, Error> {
+        let name = format!("nfqueue{}", config.queue);
+        let ([socket], [queue]) = port.parts(&name)?;
+        if queue != u64::from(config.queue) {
+            return Err(changed(&name, "`queue`"));
+        }
+        Ok(Self {
+            counters: File::open("/proc/thread-self/net/netfilter/nfnetlink_queue").ok(),
+            early: VecDeque::new(),
+            pending: Pending::default(),
+            interfaces: Interfaces::default(),
+            out: Requests::default(),
+            replies: config.replies.then(|| RawSocket::of(opener.open(&Object::RawSockets).ok()?)).flatten(),
+            stats: Stats::default(),
+            refused: Refused::default(),
+            socket,
+            name,
+            config,
+        })
     }
 
     /// Returns true if a socket is bound to the queue.
@@ -394,6 +417,15 @@ impl Port for Queue {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn is_midway(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    fn hand_over(&mut self) -> io::Result<Option<HandOver>> {
+        let numbers = [u64::from(self.config.queue)];
+        Ok(Some(HandOver::of(None, vec![self.socket.try_clone()?], &numbers)))
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
 use crate::tun::Device;
-use crate::{Error, LinkType, Object, Opener, Port, sys};
+use crate::{Error, HandOver, LinkType, Object, Opener, Port, sys};
 
 /// Configuration of a TUN or TAP device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +149,13 @@ impl DriverConfig for Config {
             _ => Device::open_queues_with(self, workers as u16, opener)?,
         };
         Ok(devices.into_iter().map(|device| NamedPort::boxed(name, device)).collect())
+    }
+
+    fn adopt(&self, name: &str, ports: Vec<HandOver>, opener: &Opener) -> Result<Vec<Box<dyn Port>>, Error> {
+        let adopt = |(queue, port)| {
+            Device::adopt(self, queue, port, opener).map(|device| NamedPort::boxed(name, device))
+        };
+        ports.into_iter().enumerate().map(adopt).collect()
     }
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {

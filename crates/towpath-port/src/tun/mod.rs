@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 use crate::clock;
+use crate::hand_over::{HandOver, changed};
 use crate::interface::Interface;
 use crate::stats::Refused;
 use crate::tx_offload::{Medium, TxOffload};
@@ -91,6 +92,22 @@ impl Device {
         }
         sys::tun_send_buffer(device.as_fd(), 16 << 20).map_err(io)?;
         sys::tun_persist(device.as_fd(), config.persist).map_err(io)?;
+        Self::over(config, device, opener)
+    }
+
+    /// Continues the queue number `queue` of a device that another process has opened.
+    fn adopt(config: &Config, queue: usize, port: HandOver, opener: &Opener) -> Result<Self, Error> {
+        let ([device], [multi_queue, vnet_hdr]) = port.parts(&config.interface)?;
+        if (vnet_hdr == 1) != config.vnet_hdr {
+            return Err(changed(&config.interface, "`offload`"));
+        }
+        let interface = sys::tun_name(device.as_fd()).map_err(|error| config.attach_error(error))?;
+        let multi_queue = multi_queue == 1;
+        Self::over(Config { interface, multi_queue, queue: queue as u16, ..config.clone() }, device, opener)
+    }
+
+    fn over(config: Config, device: OwnedFd, opener: &Opener) -> Result<Self, Error> {
+        let io = |source| Error::Io { name: config.interface.clone(), source };
         let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(io)?;
         let interface = Interface::find(&control, &config.interface)?;
         let lost = Lost { before: dropped(&config.interface).unwrap_or(0), gone: 0 };
@@ -237,6 +254,12 @@ impl Port for Device {
         let lost = Lost { gone: stats.rx_full, ..fresh.lost };
         *self = Self { stats, lost, ..fresh };
         Ok(())
+    }
+
+    fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
+        let Config { multi_queue, vnet_hdr, .. } = self.config;
+        let numbers = [multi_queue.into(), vnet_hdr.into()];
+        Ok(Some(HandOver::of(self.opener.claim()?, vec![self.device.try_clone()?], &numbers)))
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

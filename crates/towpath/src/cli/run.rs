@@ -86,6 +86,8 @@ pub(crate) fn run(args: &Run, passed: Sockets) -> u8 {
             return refuse(&failure);
         }
     };
+    // The copy of the channel ends with it.
+    drop(refused);
     match supervisor.run() {
         Ok(ended) if args.json => {
             let text = serde_json::to_string(&ended.report).expect("strings and numbers serialise");

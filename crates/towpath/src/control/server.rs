@@ -109,6 +109,8 @@ pub struct Listening {
     file: SocketFile,
     listener: UnixListener,
     access: AccessControl,
+    /// Another process accepts clients at first ([`Server::suspend`]).
+    suspended: bool,
 }
 
 impl Listening {
@@ -139,7 +141,7 @@ impl Listening {
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };
-        Ok(Self { file, listener, access })
+        Ok(Self { file, listener, access, suspended: false })
     }
 
     /// As [`bind_as`](Self::bind_as), with the socket of the service manager if it has passed it.
@@ -170,7 +172,7 @@ impl Listening {
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };
-        Ok(Self { file, listener, access })
+        Ok(Self { file, listener, access, suspended: false })
     }
 
     /// The private socket at `path` of another process, which has passed its listener and the identity of its file.
@@ -183,11 +185,11 @@ impl Listening {
         let listener = UnixListener::from(listener);
         listener.set_nonblocking(true).map_err(system)?;
         let access = AccessControl { engine: Identity::engine_user(None), owner: None, others: false };
-        Ok(Self { file: SocketFile::adopt(path, file), listener, access })
+        Ok(Self { file: SocketFile::adopt(path, file), listener, access, suspended: false })
     }
 
-    /// The socket of the process that this one replaces, which has passed its listener, with the access rights of the configuration. The
-    /// file belongs to that process until [`Server::own_file`].
+    /// The socket of the process that this one replaces, which has passed its listener, with the access rights of the configuration. That
+    /// process accepts clients until [`Server::suspend`], and has the file until [`Server::own_file`].
     ///
     /// # Errors
     ///
@@ -203,7 +205,7 @@ impl Listening {
             owner: control.owner,
             others: control.mode & 0o066 != 0,
         };
-        Ok(Self { access, ..this })
+        Ok(Self { access, suspended: true, ..this })
     }
 
     /// Starts the server's thread. Returns one inbox for each of `wakes`: the eventfd that wakes the engine thread for a query, or
@@ -231,7 +233,7 @@ impl Listening {
         wakes: Vec<Option<EventFd>>,
         endpoints: EndpointCounters,
     ) -> Result<(Server, Vec<QueryInbox>), BindError> {
-        let Self { file, listener, access } = self;
+        let Self { file, listener, access, suspended } = self;
         let system = |source| BindError::System { path: file.path().into(), source };
         let wakeup = EventFd::new().map_err(system)?;
         let over = Arc::new(AtomicBool::new(false));
@@ -240,7 +242,7 @@ impl Listening {
         let others = senders.iter().map(|sender| sender.for_server(wakeup.clone())).collect();
         let reaper = Reaper::shared();
         let listener = Arc::new(reaper.wrap(LISTENER, listener));
-        let handed_over = Arc::new(AtomicBool::new(false));
+        let handed_over = Arc::new(AtomicBool::new(suspended));
         let state = ServerState {
             listener: Arc::clone(&listener),
             handed_over: Arc::clone(&handed_over),

@@ -435,7 +435,7 @@ impl Supervisor {
     /// Sends keepalives if routes are configured. Every state is checked once in five seconds.
     fn keep_alive(&mut self) {
         let since = self.kept_alive.elapsed();
-        if self.config.routes.is_empty() || since < TICK {
+        if self.config.routes.is_empty() || since < TICK || self.upgrade.is_handed_over() {
             return;
         }
         self.kept_alive = Instant::now();

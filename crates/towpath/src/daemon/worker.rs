@@ -191,6 +191,11 @@ impl Worker {
         self.muxes.is_empty() && self.paused.is_none() && self.ports.iter().all(|live| live.ended)
     }
 
+    /// Returns true while another process may use the rings of the ports.
+    fn is_handed_over(&self) -> bool {
+        matches!(self.paused, Some(Pausing(None)))
+    }
+
     /// Begins a pause when every received packet has left, and no inspector has a frame.
     fn begin_pause(&mut self) {
         let Some(Pausing(Some((until, _)))) = self.paused else { return };
@@ -256,6 +261,9 @@ impl Worker {
 
     /// Sends what leaves by each port.
     fn transmit(&mut self) {
+        if self.is_handed_over() {
+            return;
+        }
         let Self { engine, ports, burst, .. } = self;
         engine.io_mut().poll_neighbors();
         for (at, Live { port, errors, .. }) in ports.iter_mut().enumerate() {
@@ -551,7 +559,8 @@ impl Worker {
             let waited = start.elapsed().as_secs_f64();
             tracing::warn!("inspectors still held packets after {waited:.1} s: {dropped} were dropped");
         }
-        for live in &mut self.ports {
+        let own = !self.is_handed_over();
+        for live in self.ports.iter_mut().filter(|_| own) {
             if let Err(error) = live.port.flush() {
                 live.warn(&error);
             }

@@ -16,8 +16,8 @@ use crate::exit;
 /// Interval of looks at the progress.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Time for the new version to answer, beyond the limits of the engine.
-const PATIENCE: Duration = Duration::from_secs(7200);
+/// Time without an answer of either version.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Replace the running engine by another version, without losing a packet
 ///
@@ -88,18 +88,16 @@ fn state(running: bool, failed: Option<&str>) -> Value {
 
 fn upgrade(engine: &Engine, Upgrade { binary, json }: &Upgrade) -> Result<String, Failure> {
     let old = engine.ask("upgrade", &Begin { binary: binary.clone() }, "upgrade")?["process"].clone();
-    let begun = Instant::now();
+    let mut answered = Instant::now();
     loop {
         thread::sleep(LOOK);
         // Between the two processes, a connection may end without an answer.
         let answer = match engine.ask("show-upgrade", &json!({}), "upgrade") {
             Ok(answer) => answer,
-            Err(failure) if begun.elapsed() > PATIENCE => return Err(failure),
-            Err(failure) if failure.code == exit::NO_ENGINE && !engine.socket().exists() => {
-                return Err(failure);
-            }
+            Err(failure) if answered.elapsed() > PATIENCE => return Err(failure),
             Err(_) => continue,
         };
+        answered = Instant::now();
         if answer["process"] != old {
             return Ok(match json {
                 true => format!("{}\n", json!({ "process": answer["process"], "before": old })),

@@ -148,6 +148,7 @@ impl Supervisor {
         if config.engine != before.engine {
             say(&|| WorkerCommand::Pace(config.engine.clone()));
         }
+        self.offer_upgrades();
     }
 
     /// Reads the files and binds the sockets of new queues.

@@ -32,13 +32,13 @@ use super::super::worker::{Parts, Worker};
 use super::super::worker_command::WorkerCommand;
 use super::ruleset::gate;
 use super::state_log::StateLog;
-use super::upgrade::Upgrade;
+use super::upgrade::{Later, Upgrade};
 use super::{
     ACCEPTS_PER_TURN, Failure, LOG_LINES, RECHECK_TIMEOUT, States, Supervisor, WorkerHandle, idle_wait,
     is_signalled,
 };
 use crate::config::{self, Config, EventOutput};
-use crate::control::dumps::Dumps;
+use crate::control::dumps::{self, Dumps};
 use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInbox, logged_packets};
 use crate::eventfd::EventFd;
 use crate::events;
@@ -248,19 +248,40 @@ impl Supervisor {
             }
             None => (None, wakes.iter().map(|_| None).collect::<Vec<_>>(), Vec::new()),
         };
-        let start_endpoint = |listening: endpoint::Listening| {
-            let ruleset = Arc::clone(&ruleset);
+        let (for_endpoint, shown) = (Arc::clone(&ruleset), counters.clone());
+        let start_endpoint = move |listening: endpoint::Listening| {
             listening
-                .start(ruleset, senders, metrics_wakeup, counters.clone())
+                .start(for_endpoint, senders, metrics_wakeup, shown)
                 .map_err(|error| Failure::System("the metrics endpoint", error))
         };
-        let endpoint = listening_metrics.map(start_endpoint).transpose()?;
+        // The process that this one replaces serves their clients until it has stopped.
+        let mut later: Vec<Later> = Vec::new();
+        let endpoint = match listening_metrics {
+            Some(listening) if inherited.is_some() => {
+                later.push(Box::new(move |this| {
+                    this.endpoint = Some(start_endpoint(listening)?);
+                    Ok(())
+                }));
+                None
+            }
+            listening => listening.map(start_endpoint).transpose()?,
+        };
         let mux_desks = inboxes.split_off(threads);
         let (copies, logged) = logged_packets();
         let copies = dumps.is_some().then_some(copies);
-        let dumps = dumps
-            .map(|dumps| dumps.start(Arc::clone(&ruleset), counters.clone(), logged).map_err(Failure::Dumps));
-        let dumps = dumps.transpose()?;
+        let (for_dumps, shown) = (Arc::clone(&ruleset), counters.clone());
+        let start_dumps =
+            move |dumps: dumps::Listening| dumps.start(for_dumps, shown, logged).map_err(Failure::Dumps);
+        let dumps = match dumps {
+            Some(dumps) if inherited.is_some() => {
+                later.push(Box::new(move |this| {
+                    this.dumps = Some(start_dumps(dumps)?);
+                    Ok(())
+                }));
+                None
+            }
+            dumps => dumps.map(start_dumps).transpose()?,
+        };
         let (log, lines) = sync_channel(LOG_LINES);
         let log =
             || LogSender::new(log.clone()).with_events(packet_events.clone()).with_copies(copies.clone());
@@ -388,7 +409,7 @@ impl Supervisor {
             watchdog: None,
         };
         supervisor.offer_upgrades();
-        if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads) {
+        if let Err(failure) = supervisor.attach(sockets, admissions, &mux_threads, later) {
             // The threads wait for `Begin`: end them.
             supervisor.sockets.clear();
             supervisor.drain();
@@ -416,6 +437,7 @@ impl Supervisor {
         mut sockets: Vec<Socket>,
         admissions: Vec<(mux_service::Listening, MuxAdmission, Option<QueryInbox>)>,
         mux_threads: &[Option<usize>],
+        later: Vec<Later>,
     ) -> Result<(), Failure> {
         let path = |socket: &Socket| Some((socket.queue, socket.configured_path()?.to_owned()));
         self.counters.set_paths(sockets.iter().filter_map(path));
@@ -454,7 +476,7 @@ impl Supervisor {
         if self.is_stopped() {
             return Ok(());
         }
-        self.take_over()?;
+        self.take_over(later)?;
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
         Ok(())
     }

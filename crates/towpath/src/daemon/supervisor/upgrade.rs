@@ -29,7 +29,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::json;
 use towpath_port::HandOver;
 
-use super::super::inherited::{self, FileId, ItemDetail, SERVICE};
+use super::super::inherited::{self, FileId, Inherited, ItemDetail, SERVICE};
 use super::super::inspector_sockets::Socket;
 use super::super::worker_command::WorkerCommand;
 use super::{ACCEPTS_PER_TURN, Failure, Supervisor, idle_wait};
@@ -50,6 +50,9 @@ const ATTACH: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Interval of looks at a channel that is full, and at sockets of inspectors.
 const LOOK: Duration = Duration::from_millis(2);
+
+/// A server that starts when the process that this one replaces has stopped.
+pub(super) type Later = Box<dyn FnOnce(&mut Supervisor) -> Result<(), Failure>>;
 
 /// State of an upgrade at the old engine.
 #[derive(Debug, Default)]
@@ -422,8 +425,17 @@ impl Supervisor {
 
     /// Takes over from the process that this one replaces: waits until it has stopped, restores the states, and gives the inspectors new
     /// rings.
-    pub(super) fn take_over(&mut self) -> Result<(), Failure> {
-        let Some(mut inherited) = self.inherited.take() else { return Ok(()) };
+    pub(super) fn take_over(&mut self, later: Vec<Later>) -> Result<(), Failure> {
+        let Some(inherited) = self.inherited.take() else { return Ok(()) };
+        let taken = self.take_over_from(inherited, later);
+        if taken.is_err() {
+            // They are the old engine's, which continues.
+            self.sockets.iter_mut().for_each(Socket::leave_children);
+        }
+        taken
+    }
+
+    fn take_over_from(&mut self, mut inherited: Inherited, later: Vec<Later>) -> Result<(), Failure> {
         let deadlines = self.config.queues.iter().map(|queue| Duration::from_nanos(queue.policy.deadline));
         let limit = deadlines.max().unwrap_or_default() + RETURN + SETTLE + 4 * ANSWER;
         let items = inherited.wait(limit).map_err(Failure::Upgrade)?;
@@ -448,6 +460,12 @@ impl Supervisor {
         }
         self.adopt(items.inspectors);
         inherited.serves().map_err(Failure::Upgrade)?;
+        for start in later {
+            start(self)?;
+        }
+        if let Some(server) = &self.server {
+            server.suspend(false);
+        }
         log::info!(
             target: OPERATOR,
             "upgrade: took over from process {} in {:.1} ms: {}",

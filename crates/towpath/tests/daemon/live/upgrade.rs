@@ -1,12 +1,15 @@
 //! Upgrades of a running engine under load: no packet is lost, and inspectors keep their connections.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -43,7 +46,12 @@ struct Running {
 
 impl Running {
     fn start(directory: &Path) -> Self {
-        Self { first: Engine::start(directory), now: None }
+        let mut first = Engine::start(directory);
+        // All engines write there: each one its report.
+        let (mut reports, mut log) = (first.child.stdout.take().unwrap(), first.child.stderr.take().unwrap());
+        thread::spawn(move || io::copy(&mut reports, &mut io::sink()));
+        thread::spawn(move || io::copy(&mut log, &mut io::sink()));
+        Self { first, now: None }
     }
 
     fn id(&self) -> Pid {
@@ -77,7 +85,7 @@ fn ended(process: &impl AsFd) {
     poll(&mut [PollFd::new(process, PollFlags::IN)], None).unwrap();
 }
 
-fn config(more: &str) -> String {
+fn config(programs: &str) -> String {
     let queues = "\
 [queue.1]
 socket = \"q1.sock\"
@@ -87,7 +95,8 @@ command = \"TOWPATH inspect --queue 2 --match nothing-like-this --verdict drop\"
 workers = 2
 deadline = 5
 ";
-    format!("{BRIDGE}{}[engine]\nupgrade = [\"{TOWPATH}\"]\n{more}", queues.replace("TOWPATH", TOWPATH))
+    let queues = queues.replace("TOWPATH", TOWPATH);
+    format!("{BRIDGE}{queues}[engine]\nupgrade = [\"{programs}\"]\nupgrade-time = 60\n")
 }
 
 fn inspector(directory: &Path) -> Child {
@@ -98,12 +107,12 @@ fn inspector(directory: &Path) -> Child {
         .unwrap()
 }
 
-/// Numbered datagrams from the left machine to ports of the right one, without pause.
+/// Numbered datagrams from the left machine to ports of the right one, without pause. Made before the machines are busy.
 struct Load {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
-    sender: std::sync::mpsc::Receiver<()>,
-    receivers: Vec<std::sync::mpsc::Receiver<BTreeSet<u64>>>,
+    sender: Option<JoinHandle<()>>,
+    receivers: Vec<JoinHandle<BTreeSet<u64>>>,
 }
 
 impl Load {
@@ -115,7 +124,7 @@ impl Load {
             let _ = set_socket_recv_buffer_size(&server, 32 << 20);
             server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             let over = Arc::clone(&stop);
-            right.start(move || {
+            thread::spawn(move || {
                 let (mut got, mut number) = (BTreeSet::new(), [0; 8]);
                 loop {
                     match server.recv(&mut number) {
@@ -128,8 +137,8 @@ impl Load {
         });
         let receivers = receivers.collect();
         let (over, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
-        let sender = left.start(move || {
-            let client = UdpSocket::bind((LEFT, 0)).unwrap();
+        let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+        let sender = thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 for _ in 0..8 {
                     let number = count.load(Ordering::Relaxed);
@@ -138,10 +147,10 @@ impl Load {
                     }
                     count.store(number + 1, Ordering::Relaxed);
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
         });
-        Self { stop, sent, sender, receivers }
+        Self { stop, sent, sender: Some(sender), receivers }
     }
 
     /// Waits until some more were sent.
@@ -154,12 +163,12 @@ impl Load {
     fn end(mut self) -> (Vec<u64>, u64) {
         self.goes_on();
         // The last ones are on their way for a moment.
-        std::thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(300));
         self.stop.store(true, Ordering::Relaxed);
-        self.sender.recv().unwrap();
+        self.sender.take().unwrap().join().unwrap();
         let sent = self.sent.load(Ordering::Relaxed);
         let missing = |got: BTreeSet<u64>| sent - got.len() as u64;
-        (self.receivers.drain(..).map(|receiver| missing(receiver.recv().unwrap())).collect(), sent)
+        (self.receivers.drain(..).map(|receiver| missing(receiver.join().unwrap())).collect(), sent)
     }
 }
 
@@ -177,19 +186,18 @@ fn inspectors(engine: &Engine) -> BTreeSet<i64> {
     rings.map(|ring| ring["pid"].as_i64().unwrap()).collect()
 }
 
-#[towpath_testenv::needs(netns)]
-#[test]
-fn upgrades_lose_no_packet_no_connection_and_no_inspector() {
+/// Upgrades between interfaces of a driver, under load.
+fn loses_nothing(driver: &str) {
     within(|| {
         let (left, right) = machines();
-        let files = files(&config(""), RULES);
+        let files = files(&config(TOWPATH).replace("af_packet", driver), RULES);
         let mut engine = Running::start(files.path());
         let mut own = inspector(files.path());
         until(|| inspectors(&engine.first).len() == 3);
         let before = inspectors(&engine.first);
+        let load = Load::start(&left, &right, &[9, 10, 11]);
         let echo = Echo::start(&left, &right, 9100);
         echo.goes_on();
-        let load = Load::start(&left, &right, &[9, 10, 11]);
         for _ in 0..upgrades() {
             load.goes_on();
             engine.upgrade();
@@ -204,5 +212,114 @@ fn upgrades_lose_no_packet_no_connection_and_no_inspector() {
         engine.stop();
         own.wait().unwrap();
         assert!(!files.path().join("ctl.sock").exists() && !files.path().join("q1.sock").exists());
+    });
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn upgrades_lose_no_packet_no_connection_and_no_inspector() {
+    loses_nothing("af_packet");
+}
+
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn upgrades_lose_nothing_on_xdp_sockets() {
+    loses_nothing("af_xdp");
+}
+
+/// A program that writes its process id into `DIRECTORY/new` and then runs `words`.
+fn script(directory: &Path, name: &str, words: &str) -> String {
+    let path = directory.join(name);
+    let file = directory.join("new").display().to_string();
+    std::fs::write(&path, format!("#!/bin/sh\necho $$ > {file}.part; mv {file}.part {file}\n{words}\n"))
+        .unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+/// The process id of the last started program.
+fn started(directory: &Path) -> Pid {
+    let file = directory.join("new");
+    let mut id = None;
+    until(|| {
+        id = std::fs::read_to_string(&file)
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .and_then(Pid::from_raw);
+        id.is_some()
+    });
+    std::fs::remove_file(&file).unwrap();
+    id.unwrap()
+}
+
+#[towpath_testenv::needs(netns)]
+#[test]
+fn an_engine_continues_if_the_next_one_does_not_come_up() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files("", RULES);
+        let directory = files.path();
+        let good = script(directory, "good", &format!("exec {TOWPATH} \"$@\""));
+        let ends = script(directory, "ends", "exit 3");
+        let hangs = script(directory, "hangs", "exec sleep 1000");
+        // Another program of the same protocol of messages.
+        let other =
+            script(directory, "other", &format!("exec {TOWPATH} mux unix:{}/m -- cat", directory.display()));
+        let programs = [&*good, &*ends, &*hangs, &*other, "/nonexistent"].join("\", \"");
+        let config = config(&programs).replace("upgrade-time = 60", "upgrade-time = 10");
+        std::fs::write(directory.join("t.toml"), config).unwrap();
+        let mut engine = Running::start(directory);
+        let mut own = inspector(directory);
+        until(|| inspectors(&engine.first).len() == 3);
+        let before = inspectors(&engine.first);
+        let load = Load::start(&left, &right, &[9, 10, 11]);
+        let echo = Echo::start(&left, &right, 9100);
+        let refused = |engine: &Running, words: &str, expected: &str| {
+            let said = engine.first.ctl(words);
+            let text = String::from_utf8_lossy(&said.stderr).into_owned();
+            assert!(!said.status.success() && text.contains(expected), "{words}: {text}");
+        };
+        refused(&engine, "upgrade /bin/sh", "`upgrade` of [engine] names");
+        refused(&engine, &format!("upgrade {ends}"), "ended (exit status: 3)");
+        refused(&engine, "upgrade /nonexistent", "No such file");
+        refused(&engine, &format!("upgrade {hangs}"), "was not ready in time");
+        refused(&engine, &format!("upgrade {other}"), "not upgraded");
+        // A configuration that this version cannot read.
+        let text = std::fs::read_to_string(directory.join("r.ipfw")).unwrap();
+        std::fs::write(directory.join("r.ipfw"), "add 100 fly\n").unwrap();
+        refused(&engine, "upgrade", "refuses");
+        std::fs::write(directory.join("r.ipfw"), text).unwrap();
+        let _ = std::fs::remove_file(directory.join("new"));
+        // Killed while it prepares.
+        std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| engine.first.ctl("upgrade"));
+            kill_process(started(directory), Signal::KILL).unwrap();
+            assert!(!upgrade.join().unwrap().status.success());
+        });
+        echo.goes_on();
+        load.goes_on();
+        assert_eq!(inspectors(&engine.first), before);
+        let (missing, sent) = load.end();
+        assert_eq!(missing, [0, 0, 0], "of {sent} datagrams");
+        // Killed when it carries packets: the engine before takes over again.
+        let said = engine.first.ctl("upgrade --json");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        kill_process(started(directory), Signal::KILL).unwrap();
+        until(|| engine.first.ctl("show stats").status.success() && inspectors(&engine.first) == before);
+        assert!(engine.first.child.try_wait().unwrap().is_none(), "the engine before has ended");
+        echo.goes_on();
+        // The engine before is killed as soon as the new one carries packets: that one goes on, and has the files.
+        let said = engine.first.ctl("upgrade --json");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        engine.first.signal(Signal::KILL);
+        engine.first.child.wait().unwrap();
+        engine.now = Some(started(directory));
+        echo.goes_on();
+        until(|| inspectors(&engine.first) == before);
+        echo.end();
+        assert!(own.try_wait().unwrap().is_none(), "the inspector has ended");
+        engine.stop();
+        own.wait().unwrap();
+        assert!(!directory.join("ctl.sock").exists() && !directory.join("q1.sock").exists());
     });
 }
