@@ -37,7 +37,7 @@ pub enum NoPath {
     Local,
     /// No route leads to the destination, or its next hop is not known.
     NoRoute,
-    /// A router does not forward frames with a VLAN tag to another link.
+    /// The frames have a VLAN tag.
     Tagged,
     /// The port that receives the packets is not recorded, or is not an `af_packet` port.
     Port,
@@ -62,7 +62,7 @@ impl fmt::Display for NoPath {
             Self::NotForwarded => "the port's packets do not leave by another port",
             Self::Local => "its destination is the router or its own link",
             Self::NoRoute => "its next hop is not known",
-            Self::Tagged => "it has a VLAN tag and is routed",
+            Self::Tagged => "its frames have a VLAN tag",
             Self::Port => "only af_packet ports offload flows",
             Self::Down => "an interface is down",
             Self::NotEstablished => "its connection is not established",
@@ -87,6 +87,9 @@ pub fn flow_path(
     let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32)
         .map_err(|_| NoPath::Rules(NoOffload::Protocol))?;
     let (_, vlan) = topology.interface_of(arrival).ok_or(NoPath::Port)?;
+    if vlan.is_some() {
+        return Err(NoPath::Tagged);
+    }
     let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
     let mut fixed = FixedWalk::default();
     let mut walk = Walk::new(Dir::In, Some(arrival), None);
@@ -97,9 +100,6 @@ pub fn flow_path(
             let (_, to) = flow.ends.addresses();
             if walker.ports().is_own(to, walk.zone()) || !may_be_forwarded(&packet) || to.is_multicast() {
                 return Err(NoPath::Local);
-            }
-            if vlan.is_some() {
-                return Err(NoPath::Tagged);
             }
             let route = Fib::new(walker.routes()).lookup(to, |_, _| None).ok_or(NoPath::NoRoute)?;
             (route.port, Some(route.next_hop), true)

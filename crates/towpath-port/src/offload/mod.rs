@@ -14,7 +14,7 @@
 //! Privileges: loading and attaching need CAP_BPF and CAP_NET_ADMIN. The engine needs none: since Linux 5.19, a map is changed by the
 //! right to its descriptor, also with `kernel.unprivileged_bpf_disabled`. Needs tcx links (Linux 6.6).
 //!
-//! Not supported: XDP ports, IPv6 link-local addresses, other tunnels and tags than one VLAN tag that the kernel has removed.
+//! Not supported: XDP ports, IPv6 link-local addresses, tunnels, frames with several VLAN tags.
 
 mod program;
 
