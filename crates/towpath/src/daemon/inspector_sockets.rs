@@ -23,6 +23,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// A process that ran for a shorter time has died early. Any other one is restarted at once.
 const EARLY: Duration = Duration::from_secs(1);
 
+/// A listening socket, and the identity of its file.
+pub(super) type Listener = (OwnedFd, Option<(u64, u64)>);
+
+/// A started process for another one: a copy of its descriptor, the words of its program, its id, and its user.
+pub(super) type Started = (OwnedFd, Vec<String>, u32, Option<u32>);
+
 /// The attach socket of one queue.
 pub(super) struct Socket {
     pub(super) queue: u16,
@@ -174,7 +180,7 @@ impl Socket {
     }
 
     /// The listening socket for another process, and the identity of its file, if the configuration names the path.
-    pub(super) fn listener(&self) -> io::Result<Option<(OwnedFd, Option<(u64, u64)>)>> {
+    pub(super) fn listener(&self) -> io::Result<Option<Listener>> {
         self.configured_path().map(|_| self.endpoint.listener()).transpose()
     }
 
@@ -203,7 +209,7 @@ impl Socket {
     }
 
     /// The started processes that run, for another process: a copy of the descriptor, the words of the program, the id, the user.
-    pub(super) fn children(&mut self) -> io::Result<Vec<(OwnedFd, Vec<String>, u32, Option<u32>)>> {
+    pub(super) fn children(&mut self) -> io::Result<Vec<Started>> {
         let mut all = Vec::new();
         for child in &mut self.children {
             if child.is_running()

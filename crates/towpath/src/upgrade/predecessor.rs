@@ -264,7 +264,7 @@ mod tests {
     fn greetings_that_cannot_be_answered_are_refused() {
         let object = Message::Object { kind: String::new(), name: String::new(), detail: json!(null) };
         let rows: [(&[Message], &str); 5] = [
-            (&[hello(VERSION + 1, "mux", 0)], "this one takes over by version 2"),
+            (&[hello(VERSION + 1, "mux", 0)], "this one takes over by version 3"),
             (&[hello(VERSION, "run", 0)], "a run cannot be replaced by a mux"),
             (&[hello(VERSION, "mux", OBJECTS + 1)], "1025 objects are more than 1024"),
             (&[Message::Done], "the first message is not a greeting"),

@@ -92,7 +92,7 @@ fn upgrade(engine: &Engine, Upgrade { binary, json }: &Upgrade) -> Result<String
     loop {
         thread::sleep(LOOK);
         // Between the two processes, a connection may end without an answer.
-        let answer = match engine.ask("show-upgrade", &json!({}), "upgrade") {
+        let answer = match engine.ask("show-upgrade", json!({}), "upgrade") {
             Ok(answer) => answer,
             Err(failure) if answered.elapsed() > PATIENCE => return Err(failure),
             Err(_) => continue,

@@ -54,6 +54,9 @@ const LOOK: Duration = Duration::from_millis(2);
 /// A server that starts when the process that this one replaces has stopped.
 pub(super) type Later = Box<dyn FnOnce(&mut Supervisor) -> Result<(), Failure>>;
 
+/// The queues and sockets of inspectors that were given up.
+type Inspectors = Vec<(u16, OwnedFd)>;
+
 /// State of an upgrade at the old engine.
 #[derive(Debug, Default)]
 pub(super) enum Upgrade {
@@ -244,10 +247,7 @@ impl Supervisor {
     }
 
     /// Stops receiving, and passes on the states and the inspectors. With an error, returns the inspectors that were given up.
-    fn hand_over(
-        &mut self,
-        successor: &mut Successor,
-    ) -> Result<Vec<(u16, OwnedFd)>, (String, Vec<(u16, OwnedFd)>)> {
+    fn hand_over(&mut self, successor: &mut Successor) -> Result<Inspectors, (String, Inspectors)> {
         let begun = Instant::now();
         let lost = |why: String| (why, Vec::new());
         self.pause().map_err(lost)?;
