@@ -30,6 +30,10 @@ const TABLES: &[(&str, Shape, &str)] = &[
     ("engine", Shape::One, "The threads, their memory and their user"),
     ("control", Shape::One, "The control socket"),
     ("metrics", Shape::One, "The metrics endpoint"),
+    ("ipfix", Shape::One, "Flow records for a collector"),
+    ("events", Shape::One, "Events as JSON lines"),
+    ("offload", Shape::One, "Flows whose packets the kernel forwards"),
+    ("log", Shape::One, "The log"),
 ];
 
 /// The schema: JSON Schema draft-07, which the TOML language servers of editors use.

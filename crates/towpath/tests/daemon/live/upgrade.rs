@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use towpath_port::netns::{Host, until, within};
 
@@ -121,7 +121,7 @@ impl Load {
         let receivers = ports.iter().map(|&port| {
             let server = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
             // The machine itself must lose none.
-            let _ = set_socket_recv_buffer_size(&server, 32 << 20);
+            set_socket_recv_buffer_size_force(&server, 32 << 20).unwrap();
             server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
             let over = Arc::clone(&stop);
             thread::spawn(move || {
@@ -140,14 +140,15 @@ impl Load {
         let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
         let sender = thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
-                for _ in 0..8 {
+                // A ring of 128 blocks has room for 640 ms: a block ends 1 ms after its first packet. Another test may have the processors.
+                for _ in 0..40 {
                     let number = count.load(Ordering::Relaxed);
                     for &port in &ports {
                         client.send_to(&number.to_be_bytes(), (RIGHT, port)).unwrap();
                     }
                     count.store(number + 1, Ordering::Relaxed);
                 }
-                thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(5));
             }
         });
         Self { stop, sent, sender: Some(sender), receivers }
