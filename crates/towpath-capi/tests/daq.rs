@@ -32,7 +32,9 @@ impl Built {
         std::fs::create_dir_all(place.join("lib")).unwrap();
         std::fs::copy(here.join("include/towpath.h"), place.join("include/towpath.h")).unwrap();
         let library = std::env::current_exe().unwrap().with_file_name("libtowpath_capi.so");
-        std::os::unix::fs::symlink(library, place.join("lib/libtowpath.so")).unwrap();
+        for name in ["libtowpath.so", "libtowpath.so.1"] {
+            std::os::unix::fs::symlink(&library, place.join("lib").join(name)).unwrap();
+        }
         let abi = format!("-I{} -Werror", daq.join("tests/abi").display());
         succeeds(
             Command::new(daq.join("build"))

@@ -2,7 +2,7 @@
 //!
 //! What: the thread learns of states from the change journal of the state table. When a state has as many packets as
 //! `after`, and the path of its packets is fixed ([`flow_path`](towpath_engine::offload::flow_path)), the thread writes an entry for each direction into
-//! the [`FlowMap`]. Every [`TICK`] it adds what the kernel counted to the states and rules, and so refreshes the states. An entry ends
+//! the [`FlowMap`]. Every `TICK` it adds what the kernel counted to the states and rules, and so refreshes the states. An entry ends
 //! with its state. Worker threads take no part in this, and never wait for it.
 //!
 //! Changes: an entry is valid in one epoch, which has the version of rules, tables, ports, routes and settings in its upper bits. The gate
@@ -13,9 +13,9 @@
 //! Races: the thread examines a flow with the rules of a version, and writes the entry with this version. If the rules change between, the
 //! entry is of another epoch from the beginning. A state that ends is reported by the journal; until the thread reads it (a few
 //! milliseconds), the kernel forwards packets of the flow, as if they had arrived before. A slot is used again only after
-//! [`QUARANTINE`], so that a program that has read the entry before still finds its own slot.
+//! `QUARANTINE`, so that a program that has read the entry before still finds its own slot.
 //!
-//! Bounds: the slots of the map, [`PENDING`] states that have too few packets. Without room, flows keep their path through the engine.
+//! Bounds: the slots of the map, `PENDING` states that have too few packets. Without room, flows keep their path through the engine.
 
 mod table;
 

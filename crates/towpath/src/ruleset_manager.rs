@@ -413,7 +413,7 @@ impl RulesetManager {
         book.watching = on.then(|| book.gate.states().journal());
     }
 
-    /// Returns the events since the last call, at most [`EVENTS`], and the total number of events that were missed.
+    /// Returns the events since the last call, at most `EVENTS`, and the total number of events that were missed.
     pub fn events(&self) -> (Vec<Event>, u64) {
         let mut book = self.book();
         let Book { gate, watching, missed, .. } = &mut *book;

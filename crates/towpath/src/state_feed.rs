@@ -1,7 +1,7 @@
 //! Changes of states as records, for threads that export them: IPFIX, events, and rings.
 //!
 //! A feed has its own cursor in the table's journal. The packet threads do not wait for it: a feed that is slower than the journal is
-//! long gets the number of changes that it missed. The gate is locked for [`CHUNK`] changes at a time, to resolve names of rules and
+//! long gets the number of changes that it missed. The gate is locked for `CHUNK` changes at a time, to resolve names of rules and
 //! ports.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl StateFeed {
         }
     }
 
-    /// Passes at most `max` changes to `each`, rounded up to [`CHUNK`]. Returns true if there may be more.
+    /// Passes at most `max` changes to `each`, rounded up to `CHUNK`. Returns true if there may be more.
     pub fn read(&mut self, max: usize, mut each: impl FnMut(Change<'_>)) -> bool {
         let mut taken = 0;
         while taken < max {

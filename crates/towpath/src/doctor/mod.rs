@@ -1,6 +1,6 @@
 //! `towpath doctor`: what this machine can do, and what to do about what it cannot.
 //!
-//! `facts` reads; [`findings`] judges the facts without IO.
+//! `facts` reads; `findings` judges the facts without IO.
 
 mod facts;
 

@@ -35,7 +35,7 @@ const VARIABLE: u16 = 65_535;
 /// Bytes of a `selectorName`. Longer rules are cut.
 const NAME_MAX: usize = 254;
 
-/// Information elements by their numbers (https://www.iana.org/assignments/ipfix).
+/// Information elements by their numbers (<https://www.iana.org/assignments/ipfix>).
 pub mod element {
     /// octetDeltaCount
     pub const OCTETS: u16 = 1;

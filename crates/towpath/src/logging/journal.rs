@@ -1,4 +1,4 @@
-//! journald's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL): one datagram with the fields of an entry.
+//! journald's native protocol (<https://systemd.io/JOURNAL_NATIVE_PROTOCOL>): one datagram with the fields of an entry.
 //!
 //! The crate tracing-journald sends on the thread that logs, and sendto(2) blocks while journald does not read. Here the log's writer
 //! thread sends, which may block.

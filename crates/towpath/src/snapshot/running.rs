@@ -10,13 +10,13 @@
 //! checksums, and a reader stops at the first incomplete one.
 //!
 //! Another base is written when the rules have changed (records name rules), when changes were missed because the journal overwrote
-//! them before the thread read them, and when the changes are larger than [`GROWTH`] times the base plus [`SLACK`].
+//! them before the thread read them, and when the changes are larger than `GROWTH` times the base plus `SLACK`.
 //!
 //! fsync: a base is synced before the rename, and the changes once per interval. A loss of power loses at most the changes since the
 //! last sync, or a new base. A kill of the process loses nothing that was written.
 //!
-//! Bounds: the journal, [`PENDING`] changes, and the file. While a base is written, the old file grows by at most [`OLD_GROWTH`]
-//! times its base plus [`OLD_SLACK`], and then gets a gap.
+//! Bounds: the journal, `PENDING` changes, and the file. While a base is written, the old file grows by at most `OLD_GROWTH`
+//! times its base plus `OLD_SLACK`, and then gets a gap.
 
 use std::collections::HashMap;
 use std::fs::File;

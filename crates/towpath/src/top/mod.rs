@@ -8,7 +8,7 @@
 //! The engine answers the requests of `towpath ctl`; nothing else is read. A part of a sample is read only while a view shows it, over one
 //! connection per sample. Engine output reaches the terminal only through `text::clean`.
 //!
-//! - `sample`, [`Flows`](flows::Flows), `views`, `table`, `model`, `trace`: without IO;
+//! - `sample`, `flows`, `views`, `table`, `model`, `trace`: without IO;
 //! - `reader`: the control socket; `screen`: the terminal.
 
 mod flows;

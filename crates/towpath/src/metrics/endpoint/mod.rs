@@ -1,9 +1,9 @@
 //! The metrics endpoint: `GET /metrics` over HTTP on a TCP or Unix socket, for Prometheus and other scrapers.
 //!
 //! One thread serves all clients. It collects the counters as `towpath ctl metrics` does: each engine thread copies its counters between two
-//! bursts, at most once per [`FRESH`] for all clients together. Clients between two collections get the same text.
+//! bursts, at most once per `FRESH` for all clients together. Clients between two collections get the same text.
 //!
-//! Bounds: [`CLIENTS`] connections; a new one takes the place of the one that has been idle the longest. Connections that are being served
+//! Bounds: `CLIENTS` connections; a new one takes the place of the one that has been idle the longest. Connections that are being served
 //! keep their place unless they take nothing for a second; new ones then wait in the kernel's backlog. Accepting costs at most a twentieth
 //! of a CPU. Each client has the bounds of `http.rs`. Answers share one copy of the text.
 
