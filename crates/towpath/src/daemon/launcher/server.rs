@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process_group, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -26,6 +27,9 @@ use crate::upgrade;
 
 /// Limit on started processes whose exit status the engine has not requested.
 const CHILDREN: usize = 8192;
+
+/// Time for an engine to end after it has closed its connection.
+const ENGINE_EXIT: Duration = Duration::from_secs(10);
 
 /// Limit on the processes and threads of an unused user id.
 const PROCESSES: &str = "nproc=512";
@@ -236,11 +240,25 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// The engine has ended: kills its processes and what they started in their process groups.
+    /// The engine has ended or is about to: kills its processes and what they started in their process groups. An engine that this
+    /// launcher has started for an upgrade has [`ENGINE_EXIT`] for the rest of its work: it closes its connection before it removes its files.
     fn drop(&mut self) {
-        for child in self.children.values_mut() {
+        let Self { children, engines, .. } = self;
+        let (engines, others): (Vec<_>, Vec<_>) =
+            children.values_mut().partition(|child| engines.contains(&child.id()));
+        for child in others {
             let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
             let _ = child.wait();
+        }
+        let until = Instant::now() + ENGINE_EXIT;
+        for engine in engines {
+            if let Ok(pidfd) = pidfd_open(Pid::from_child(engine), PidfdFlags::empty()) {
+                let left = until.saturating_duration_since(Instant::now());
+                let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&left));
+            }
+            let _ = kill_process_group(Pid::from_child(engine), Signal::KILL);
+            let _ = engine.wait();
         }
     }
 }

@@ -414,6 +414,8 @@ impl Supervisor {
 
     /// This engine is told to stop: an engine that does not carry packets yet ends with it.
     pub(super) fn stop_upgrade(&mut self) {
+        // The stop may come before the turn in which the end of the process before is seen.
+        self.own_files();
         match std::mem::take(&mut self.upgrade) {
             Upgrade::None => {}
             Upgrade::Starting { successor, .. } => self.give_up(successor, "the engine was told to stop"),
