@@ -148,7 +148,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal");
         let mut journal = Journal::at(path.clone());
-        assert!(journal.send(&line("nobody reads")).is_err());
+        assert!(journal.send(&line("unread")).is_err());
         let reader = UnixDatagram::bind(&path).unwrap();
         journal.send(&line("short")).unwrap();
         let mut bytes = [0; 1024];

@@ -1,7 +1,7 @@
 //! Listening sockets that the service manager passes (sd_listen_fds(3)), and those that it keeps for the next process (FDSTORE of
 //! sd_notify(3)).
 //!
-//! A passed socket is used where the configuration names its address. Its name (LISTEN_FDNAMES) says who made it: the names of sockets
+//! A passed socket is used where the configuration names its address. Its name (LISTEN_FDNAMES) shows its origin: the names of sockets
 //! that this program stored begin with [`STORED`]. Stored sockets that no address names are removed from the store.
 //!
 //! The file of a Unix socket that the manager has stays when the engine ends: connections wait until the next process accepts them.

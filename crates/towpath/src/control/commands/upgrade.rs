@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Time without an answer of either version.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Replace the running engine by another version, without losing a packet
+/// Replace the running engine by another version; packets wait in the receive rings of the ports
 ///
 /// The engine starts BINARY, hands over its ports, sockets, inspectors and states, and ends. If the new version does not come up, the
 /// engine continues. BINARY must be named by `upgrade` of [engine] in the configuration. Only root may request an upgrade.
