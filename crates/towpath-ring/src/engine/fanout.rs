@@ -109,6 +109,14 @@ metrics! {
     }
 }
 
+/// Why no listener took a frame.
+#[derive(Debug)]
+enum Refusal {
+    NoRoom,
+    /// Another thread ended the chosen listener after the choice (the lanes of a client end together). The choice must be made again.
+    Ended,
+}
+
 #[derive(Debug)]
 struct Member<L> {
     /// Unique for the lifetime of the queue. Rendezvous hashing assigns flows by it.
@@ -197,58 +205,62 @@ impl<L: Listener> Queue<L> {
     pub fn enqueue(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Enqueue {
         self.flush();
         self.stats.offered += 1;
-        if self.standby {
-            self.take_over();
-        }
         let to_all = matches!(self.policy.fanout, Fanout::Broadcast | Fanout::Mirror);
         let takes = |m: &Member<L>| if to_all { m.is_in_use() } else { m.is_usable() };
-        if !self.members.iter().any(takes) {
-            self.stats.no_listener += 1;
-            return Enqueue::NoListener;
+        loop {
+            if self.standby {
+                self.take_over();
+            }
+            if !self.members.iter().any(takes) {
+                self.stats.no_listener += 1;
+                return Enqueue::NoListener;
+            }
+            let result = match () {
+                () if to_all => self.enqueue_all(bytes, meta),
+                // The backlog precedes this frame.
+                () if !self.backlog.is_empty() => Err(Refusal::NoRoom),
+                () => self.try_one(bytes, meta, cpu),
+            };
+            match result {
+                Ok(result) => return result,
+                Err(Refusal::NoRoom) => return self.overloaded(bytes, meta, cpu),
+                Err(Refusal::Ended) => {}
+            }
         }
-        if to_all {
-            return self.enqueue_all(bytes, meta);
-        }
-        // The backlog precedes this frame.
-        if self.backlog.is_empty()
-            && let Some(sent) = self.try_one(bytes, meta, cpu)
-        {
-            return sent;
-        }
-        self.overloaded(bytes, meta, cpu)
     }
 
     /// Sends the frames of the backlog that have space now. Frames that are too large for their listener are lost.
     pub fn flush(&mut self) {
         while let Some((meta, cpu, bytes)) = self.backlog.pop_front() {
-            if self.try_one(&bytes, &meta, cpu).is_none() {
+            if self.try_one(&bytes, &meta, cpu).is_err() {
                 self.backlog.push_front((meta, cpu, bytes));
                 return;
             }
         }
     }
 
-    /// Sends the frame to its listener; none if it must wait.
-    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Option<Enqueue> {
-        let index = self.choose(meta, cpu)?;
+    /// Sends the frame to its listener.
+    fn try_one(&mut self, bytes: &[u8], meta: &Meta, cpu: u32) -> Result<Enqueue, Refusal> {
+        let index = self.choose(meta, cpu).ok_or(Refusal::Ended)?;
         if !self.has_room(index) {
             self.members[index].listener.refused();
-            return None;
+            return Err(Refusal::NoRoom);
         }
         match self.members[index].listener.send(bytes, meta) {
             Ok(seq) => {
                 self.stats.sent += 1;
-                Some(Enqueue::Sent(index, seq))
+                Ok(Enqueue::Sent(index, seq))
             }
             // Space for this frame would never suffice, and it would block the frames after it.
             Err(ReserveError::TooLarge) if self.policy.overload.waits() => {
                 self.members[index].listener.lose(Loss::TooLarge);
                 self.stats.lost += 1;
-                Some(Enqueue::Lost)
+                Ok(Enqueue::Lost)
             }
+            Err(_) if self.members[index].listener.is_dead() => Err(Refusal::Ended),
             Err(_) => {
                 self.members[index].listener.refused();
-                None
+                Err(Refusal::NoRoom)
             }
         }
     }
@@ -269,16 +281,16 @@ impl<L: Listener> Queue<L> {
         }
     }
 
-    fn enqueue_all(&mut self, bytes: &[u8], meta: &Meta) -> Enqueue {
+    fn enqueue_all(&mut self, bytes: &[u8], meta: &Meta) -> Result<Enqueue, Refusal> {
         // A broadcast with `block` reaches all listeners at the same time, or waits.
         if self.policy.fanout == Fanout::Broadcast
             && self.policy.overload == Overload::Block
             && !(0..self.members.len()).all(|i| self.has_room(i) || !self.members[i].is_in_use())
         {
             self.stats.blocked += 1;
-            return Enqueue::Blocked;
+            return Ok(Enqueue::Blocked);
         }
-        let (mut sent, mut later) = (0, false);
+        let (mut sent, mut later, mut alive) = (0, false, false);
         for index in 0..self.members.len() {
             if !self.members[index].is_in_use() {
                 continue;
@@ -293,19 +305,26 @@ impl<L: Listener> Queue<L> {
                 Some(Err(ReserveError::TooLarge)) => Loss::TooLarge,
                 Some(Err(_)) | None => Loss::NoRoom,
             };
+            if listener.is_dead() {
+                continue;
+            }
             listener.lose(loss);
             self.stats.copies_lost += 1;
             later |= loss == Loss::NoRoom;
+            alive = true;
+        }
+        if sent == 0 && !alive {
+            return Err(Refusal::Ended);
         }
         if sent == 0 && self.policy.fanout == Fanout::Broadcast {
             if !later && self.policy.overload.waits() {
                 self.stats.lost += 1;
-                return Enqueue::Lost;
+                return Ok(Enqueue::Lost);
             }
-            return self.refuse();
+            return Ok(self.refuse());
         }
         self.stats.sent += 1;
-        Enqueue::SentTo(sent)
+        Ok(Enqueue::SentTo(sent))
     }
 
     fn choose(&self, meta: &Meta, cpu: u32) -> Option<usize> {

@@ -15,6 +15,8 @@ struct Double {
     lost: u64,
     last: Option<Loss>,
     dead: bool,
+    /// Ends, as by another thread, when it gets a frame.
+    ends: bool,
     stalled: bool,
     refused: u32,
     next: u32,
@@ -24,6 +26,10 @@ impl Listener for Double {
     fn send(&mut self, bytes: &[u8], _: &Meta) -> Result<Seq, ReserveError> {
         if bytes.len() > LARGEST {
             return Err(ReserveError::TooLarge);
+        }
+        self.dead |= self.ends;
+        if self.dead {
+            return Err(ReserveError::Disconnected);
         }
         if self.out.len() == self.room {
             return Err(ReserveError::RingFull);
@@ -162,6 +168,35 @@ fn a_standby_listener_takes_over_the_flows_of_one_that_ends_or_stalls() {
     q.join(Double { room: 9999, ..Double::default() });
     expected.iter_mut().filter(|owner| **owner == 0).for_each(|owner| *owner = 3);
     assert_eq!(owners(&mut q), expected);
+}
+
+#[test]
+fn a_frame_goes_to_another_listener_if_its_listener_ends_after_the_choice() {
+    let ending = || Double { room: 9, ends: true, ..Double::default() };
+    let cases = [
+        (Fanout::Exclusive, Enqueue::Sent(2, Seq(1))),
+        (Fanout::FlowHash, Enqueue::Sent(2, Seq(1))),
+        (Fanout::Cpu, Enqueue::Sent(2, Seq(1))),
+        (Fanout::LeastLoaded, Enqueue::Sent(2, Seq(1))),
+        (Fanout::Broadcast, Enqueue::SentTo(1)),
+        (Fanout::Mirror, Enqueue::SentTo(1)),
+    ];
+    for (fanout, sent) in cases {
+        // The last one is on standby, or in use.
+        for standby in [true, false] {
+            let mut q = Queue::new(with(fanout, Overload::DropNewest));
+            q.join(ending());
+            q.join(ending());
+            let last = Double { room: 9, ..Double::default() };
+            if standby { q.join_standby(last) } else { q.join(last) }
+            assert_eq!(q.enqueue(&[1], &hash(0), 0), sent, "{fanout:?} {standby}");
+            assert_eq!((q.stats().sent, q.stats().lost, q.stats().copies_lost), (1, 0, 0), "{fanout:?} {standby}");
+        }
+        let mut q = Queue::new(with(fanout, Overload::DropNewest));
+        q.join(ending());
+        assert_eq!(q.enqueue(&[1], &hash(0), 0), Enqueue::NoListener, "{fanout:?}");
+        assert_eq!((q.stats().offered, q.stats().no_listener), (1, 1), "{fanout:?}");
+    }
 }
 
 #[test]
