@@ -188,9 +188,17 @@ fn a_frame_goes_to_another_listener_if_its_listener_ends_after_the_choice() {
             q.join(ending());
             q.join(ending());
             let last = Double { room: 9, ..Double::default() };
-            if standby { q.join_standby(last) } else { q.join(last) }
+            if standby {
+                q.join_standby(last)
+            } else {
+                q.join(last)
+            }
             assert_eq!(q.enqueue(&[1], &hash(0), 0), sent, "{fanout:?} {standby}");
-            assert_eq!((q.stats().sent, q.stats().lost, q.stats().copies_lost), (1, 0, 0), "{fanout:?} {standby}");
+            assert_eq!(
+                (q.stats().sent, q.stats().lost, q.stats().copies_lost),
+                (1, 0, 0),
+                "{fanout:?} {standby}"
+            );
         }
         let mut q = Queue::new(with(fanout, Overload::DropNewest));
         q.join(ending());
