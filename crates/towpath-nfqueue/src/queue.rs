@@ -246,6 +246,14 @@ impl Queue {
         }
     }
 
+    /// In a child whose parent had attached the queue, and has ended: attaches again. A thread of the parent may have held the lock; the
+    /// child then has no packets of the queue.
+    pub(crate) fn forget_engine(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            state.detach();
+        }
+    }
+
     /// Attaches again if the engine is gone and the time has come. Returns the time of the next attempt.
     pub(crate) fn attach_again(&self) -> Option<Instant> {
         let (due, delay) = {

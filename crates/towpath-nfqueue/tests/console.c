@@ -1,14 +1,18 @@
 /* Executes the calls that standard input names, and prints each call with its result and errno.
  *
  * open QUEUE | recv | verdict ID V | mark ID V MARK | oldmark ID V MARK | batch ID V | batchmark ID V MARK | replace ID TEXT MARK |
- * flags MASK FLAGS | mode MODE | maxlen N | wait | destroy. recv prints a packet. */
+ * flags MASK FLAGS | mode MODE | maxlen N | wait | destroy | daemon | child. recv prints a packet. daemon
+ * continues in a grandchild, child makes a child that ends with this process. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <libnetfilter_queue/libnetfilter_queue.h>
 
@@ -66,6 +70,15 @@ int main(void)
         else if (!strcmp(call, "wait")) { /* Waits until the socket is readable. */
             struct pollfd readable = { .fd = nfq_fd(handle), .events = POLLIN };
             result = poll(&readable, 1, 10000);
+        } else if (!strcmp(call, "daemon")) {
+            if (fork() || (setsid() > 0 && fork()))
+                _exit(0);
+        } else if (!strcmp(call, "child")) {
+            if (!fork()) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                for (;;)
+                    pause();
+            }
         } else if (!strcmp(call, "destroy"))
             result = nfq_destroy_queue(queue);
         if (strcmp(call, "recv"))

@@ -153,6 +153,32 @@ fn the_library_attaches_to_a_restarted_engine() {
     }
 }
 
+/// A daemon that forks after it has opened its queue has the queue in the last process; a child beside a running process changes nothing.
+#[towpath_testenv::needs(libnetfilter_queue)]
+#[test]
+fn a_daemon_has_its_queue_after_it_has_forked() {
+    let world = World::new();
+    let mut endpoint = world.endpoint();
+    let mut program = world.start();
+    program.request("open 1");
+    let mut channel = accept(&mut endpoint);
+    assert_eq!(program.line(), "open 0 0");
+    assert_eq!(program.call("child"), "child 0 0");
+    send(&mut channel, &Meta::default());
+    assert_eq!(program.call("recv"), "1 hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
+    program.request("daemon");
+    let mut channel = accept(&mut endpoint);
+    assert_ne!(channel.peer().pid, program.process.id());
+    assert_eq!(program.line(), "daemon 0 0");
+    for id in [2, 3] {
+        let seq = send(&mut channel, &Meta::default());
+        assert_eq!(program.call("recv"), format!("{id} hook=0 in=0 out=0 phys=0,0 mark=0 len=28"));
+        assert_eq!(program.call(&format!("verdict {id} 1")), "verdict 32 0");
+        assert_eq!(verdict(&mut channel, 1), (seq, Verdict::Pass.into()));
+    }
+    assert_eq!(program.call("verdict 1 1"), "verdict -1 2", "ENOENT: it was the parent's");
+}
+
 /// A verdict for a packet that got the default verdict of the engine is ENOENT, and returns its memory.
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
