@@ -469,7 +469,11 @@ mod tests {
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
         let cut = &pieces[1][..pieces[1].len() - 4];
         let packet = wire::parse(LinkType::ETHERNET, cut, pieces[1].len() as u32).unwrap();
-        assert_eq!(reassembler.add(&packet, 0, 1, Time::from_secs(1), ()).dropped, 1, "cut short by the capture");
+        assert_eq!(
+            reassembler.add(&packet, 0, 1, Time::from_secs(1), ()).dropped,
+            1,
+            "cut short by the capture"
+        );
         assert_eq!(reassembler.waiting(), 0);
     }
 }

@@ -68,7 +68,9 @@ add 510 return udp from any to any 2007
 fn loops() -> String {
     let level = |level: u32| {
         let (here, next) = (400 + 10 * level, 410 + 10 * level);
-        format!("add {here} call {next} udp from any to any 2006\nadd {here} call {next} udp from any to any 2006\nadd {here} return udp from any to any 2006\n")
+        format!(
+            "add {here} call {next} udp from any to any 2006\nadd {here} call {next} udp from any to any 2006\nadd {here} return udp from any to any 2006\n"
+        )
     };
     let levels: String = (1..=9).map(level).collect();
     levels.replace("add 490 call 500 udp from any to any 2006\n", "")
