@@ -286,11 +286,11 @@ fn install(
     .map_err(io::Error::other)
 }
 
-/// The system calls of all roles in Markdown: one table of groups and one of roles.
+/// The system calls of all roles in Markdown: a list of roles and one of groups.
 pub fn markdown() -> String {
     let all = Needs { muxes: true, bpf: true, ..Needs::default() };
     let mut groups: Vec<&calls::Group> = Vec::new();
-    let mut roles = "| role | groups |\n|---|---|\n".to_owned();
+    let mut roles = "Roles and their groups:\n\n".to_owned();
     for role in Role::ALL {
         let mut names = Vec::new();
         for group in role.groups_with(&all) {
@@ -299,14 +299,14 @@ pub fn markdown() -> String {
                 groups.push(group);
             }
         }
-        writeln!(roles, "| {} | {} |", role.name(), names.join(", ")).expect("a String grows");
+        writeln!(roles, "- `{}`: {}", role.name(), names.join(", ")).expect("a String grows");
     }
-    let mut text = roles + "\n| group | system calls |\n|---|---|\n";
+    let mut text = roles + "\nGroups and their system calls:\n\n";
     for group in groups {
         let name = |(name, _): &Call| format!("`{}`", name.trim_start_matches("SYS_"));
         let mut names: Vec<_> = group.calls.iter().copied().flatten().map(name).collect();
         names.sort_unstable();
-        writeln!(text, "| {} | {} |", group.name, names.join(" ")).expect("a String grows");
+        writeln!(text, "- *{}*: {}", group.name, names.join(" ")).expect("a String grows");
     }
     text
 }
