@@ -53,6 +53,7 @@ use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::sandbox::{self, Role};
 use crate::service_manager::{Sockets, Watchdog, notify};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
@@ -204,6 +205,8 @@ impl Supervisor {
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
         tracing::info!("capabilities kept: {kept}");
+        sandbox::begin(&config, launcher.is_some())
+            .map_err(|error| Failure::System("`sandbox` of [engine]: seccomp", error))?;
         if let Some(identity) = identity {
             tracing::info!("the engine is user {}, group {}", identity.user, identity.group);
         }
@@ -614,6 +617,7 @@ fn spawn(
         if let Err(error) = scheduling::set_slice(SLICE) {
             tracing::warn!("packets may wait for other threads: no short time slices: {error}");
         }
+        sandbox::enter(Role::Packet);
         let _ended = parts.heartbeat.until_dropped();
         let report = Worker::new(parts).run();
         done.signal();
