@@ -37,8 +37,9 @@ pub struct Engine {
     pub upgrade: Vec<PathBuf>,
     /// Time for the new version to be ready.
     pub upgrade_time: Duration,
-    /// What happens to a thread that makes a system call that its role does not make.
-    pub sandbox: Mode,
+    /// What happens to a thread that makes a system call that its role does not make. `None`: the process ends, if the kernel accepts the
+    /// filters.
+    pub sandbox: Option<Mode>,
 }
 
 /// Maximum number of threads and muxes: a gate has 64 walkers, one of them its own.
@@ -67,7 +68,7 @@ impl Default for Engine {
             identity: None,
             upgrade: Vec::new(),
             upgrade_time: Duration::from_secs(30),
-            sandbox: Mode::Off,
+            sandbox: None,
         }
     }
 }
@@ -124,7 +125,7 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
         identity: process::engine(&table),
         upgrade: upgrade(&table),
         upgrade_time: table.seconds("upgrade-time").unwrap_or(default.upgrade_time),
-        sandbox: table.word("sandbox").and_then(Mode::of_word).unwrap_or(default.sandbox),
+        sandbox: table.word("sandbox").and_then(Mode::of_word),
     };
     table.finish();
     engine

@@ -101,6 +101,16 @@ pub(super) const FILES_WRITTEN: Group = Group {
     ],
 };
 
+/// Files of Unix sockets, and their locks: made, changed and removed.
+pub(super) const SOCKET_FILES: Group = Group {
+    name: "socket files",
+    need: Need::Always,
+    calls: &[
+        calls!(SYS_flock SYS_fchmod SYS_fchmodat SYS_unlinkat SYS_statx SYS_newfstatat),
+        old_calls!(SYS_fchmodat2 SYS_unlink SYS_chmod),
+    ],
+};
+
 /// Other processes: their end and their identity.
 pub(super) const PROCESSES: Group = Group {
     name: "processes",

@@ -117,7 +117,7 @@ impl Needs {
 }
 
 /// The configured mode.
-static ARMED: OnceLock<Mode> = OnceLock::new();
+static ARMED: OnceLock<Option<Mode>> = OnceLock::new();
 /// Set by [`begin`]; `None`: no filters.
 static BEGUN: OnceLock<Option<(Mode, Needs)>> = OnceLock::new();
 
@@ -125,8 +125,8 @@ thread_local! {
     static ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets [`begin`] restrict this process.
-pub fn arm(mode: Mode) {
+/// Lets [`begin`] restrict this process. `None`: in mode [`Kill`](Mode::Kill), if the kernel accepts the filters.
+pub fn arm(mode: Option<Mode>) {
     // A second call: the first mode stays.
     let _ = ARMED.set(mode);
 }
@@ -137,7 +137,8 @@ pub fn arm(mode: Mode) {
 ///
 /// The kernel refuses a filter that the configuration demands.
 pub(crate) fn begin(config: &Config, launcher: bool) -> io::Result<()> {
-    let Some(mode) = ARMED.get().copied() else { return Ok(()) };
+    let Some(configured) = ARMED.get().copied() else { return Ok(()) };
+    let mode = configured.unwrap_or(Mode::Kill);
     let needs = Needs::of(config, launcher);
     let result = match mode {
         Mode::Off => Ok(None),
@@ -145,7 +146,13 @@ pub(crate) fn begin(config: &Config, launcher: bool) -> io::Result<()> {
     };
     let (begun, result) = match result {
         Ok(begun) => (begun, Ok(())),
-        Err(error) => (None, Err(error)),
+        Err(error) if configured.is_some() => (None, Err(error)),
+        Err(error) => {
+            tracing::warn!(
+                "sandbox: the threads may make every system call, because the kernel refuses seccomp filters: {error}"
+            );
+            (None, Ok(()))
+        }
     };
     if let Some((_, needs)) = begun
         && needs.starts_programs
@@ -267,7 +274,11 @@ const PRCTL: &[i32] = &[
     libc::PR_SET_NO_NEW_PRIVS,
     libc::PR_CAPBSET_READ,
     libc::PR_GET_DUMPABLE,
+    PR_GET_AUXV,
 ];
+
+/// linux/prctl.h, since Linux 6.4: the values that the kernel passed to the program.
+const PR_GET_AUXV: i32 = 0x4155_5856;
 
 /// Compiles a filter and installs it in this thread, or in all threads of the process.
 fn install(

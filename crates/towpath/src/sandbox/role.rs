@@ -3,7 +3,7 @@
 use super::Needs;
 use super::calls::{
     BASE, BPF, Call, FILE_EVENTS, FILES_READ, FILES_WRITTEN, Group, IO_URING, PROCESSES, SHARED_MEMORY,
-    SOCKET_DATA, SOCKETS,
+    SOCKET_DATA, SOCKET_FILES, SOCKETS,
 };
 
 /// What a thread of the engine does.
@@ -82,6 +82,7 @@ impl Role {
                 &SOCKETS,
                 &SHARED_MEMORY,
                 &FILES_READ,
+                &SOCKET_FILES,
                 &FILE_EVENTS,
                 &PROCESSES,
                 &IO_URING,
@@ -97,8 +98,10 @@ impl Role {
                 &PROCESSES,
                 &BPF,
             ],
-            Self::Control => &[&SOCKET_DATA, &FILES_READ],
-            Self::Dumps => &[&SOCKET_DATA, &SHARED_MEMORY, &FILES_READ, &FILE_EVENTS, &PROCESSES],
+            Self::Control => &[&SOCKET_DATA, &FILES_READ, &BPF],
+            Self::Dumps => {
+                &[&SOCKET_DATA, &SHARED_MEMORY, &FILES_READ, &SOCKET_FILES, &FILE_EVENTS, &PROCESSES]
+            }
             Self::Metrics => &[&SOCKET_DATA, &FILES_READ],
             Self::Offload => &[&SOCKET_DATA, &SOCKETS, &FILES_READ, &BPF],
             Self::Events => &[&SOCKET_DATA, &SOCKETS, &FILES_READ, &FILES_WRITTEN],
@@ -106,16 +109,18 @@ impl Role {
             Self::States => &[&FILES_READ, &FILES_WRITTEN],
             Self::Watchdog => &[&SOCKET_DATA, &SOCKETS],
             Self::Log => &[&SOCKET_DATA, &SOCKETS, &SHARED_MEMORY],
-            Self::Reaper => &[&SOCKET_DATA, &FILE_EVENTS],
+            Self::Reaper => &[&SOCKET_DATA, &SOCKET_FILES, &FILE_EVENTS],
         }
     }
 
     /// True if the threads of this role may open files for writing.
     pub(super) fn writes_files(self, needs: &Needs) -> bool {
-        let groups = self.groups();
-        // TUN and TAP devices are opened for reading and writing.
-        groups.iter().any(|group| group.name == FILES_WRITTEN.name)
-            || needs.opens_ports && matches!(self, Self::Packet)
+        let has = |name| self.groups().iter().any(|group| group.name == name);
+        match self {
+            // TUN and TAP devices are opened for reading and writing; the Unix sockets of muxes have locks, which are files.
+            Self::Packet => needs.opens_ports || needs.muxes,
+            _ => has(FILES_WRITTEN.name) || has(SOCKET_FILES.name),
+        }
     }
 
     /// The groups of a role in an engine with these needs.
