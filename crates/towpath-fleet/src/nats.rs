@@ -266,6 +266,10 @@ async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Clie
             text => options.credentials(text).map_err(wrong)?,
         };
     }
+    // The client does not take them from the addresses.
+    if let Some((user, password)) = config.servers.iter().find_map(|server| user_of(server)) {
+        options = options.user_and_password(user.to_owned(), password.to_owned());
+    }
     if let Some(ca) = &config.tls_ca {
         options = options.add_root_certificates(ca.clone());
     }
@@ -282,6 +286,12 @@ async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Clie
         ConnectErrorKind::Tls => SessionError::Tls { servers: servers(), source },
         _ => SessionError::Connect { servers: servers(), source },
     })
+}
+
+/// The user and the password in the address of a server.
+fn user_of(server: &str) -> Option<(&str, &str)> {
+    let (_, rest) = server.split_once("://")?;
+    rest.rsplit_once('@')?.0.split_once(':')
 }
 
 /// The address of a server as a log may show it.
