@@ -155,6 +155,7 @@ impl<'a> Message<'a> {
 
 /// A record of a message, or why it is none.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack of the reader")]
 pub(crate) enum Item<'a> {
     /// A record.
     Record(Record<'a>),
