@@ -32,8 +32,8 @@ enum Command {
 
 /// Write a new configuration with comments, and its rules
 ///
-/// Asks on a terminal for what the options do not say; otherwise, and with --yes, the answers are those that it would propose. Writes
-/// DIR/towpath.toml and DIR/towpath.ipfw, which `towpath run --check` accepts.
+/// On a terminal, asks for each value that no option gives, and proposes one. Without a terminal, or with --yes, takes the proposed
+/// values. Writes DIR/towpath.toml and DIR/towpath.ipfw, which `towpath run --check` accepts.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -28,7 +28,7 @@ use crate::cli::{answer, fail, say};
 ///
 /// Waits for a sender, writes the received bytes to FILE, compares checksums with the sender, and exits. FILE appears or is
 /// replaced only after it is complete and verified. Holes of a sparse file stay holes. Other clients of the port are refused and
-/// reported; the wait goes on.
+/// reported.
 ///
 /// With `--out -` the bytes go to standard output as they arrive, before they are verified, and the report to standard error: check
 /// the exit code.

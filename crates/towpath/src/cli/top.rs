@@ -14,8 +14,8 @@ use crate::cli::{answer, fail};
 /// Show the rates of a running engine: ports, rules, flows, inspectors, muxes and drops by reason
 ///
 /// On a terminal of at least 80 columns and 24 lines. `?` explains the keys. Reads the control socket of `towpath run`, or of `towpath
-/// replay` or `towpath mux` with `--control PATH`, with the requests of `towpath ctl show`; ending a state and traces need the rights that
-/// they need there. While the engine is away, the last values stay and the view waits for it.
+/// replay` or `towpath mux` with `--control PATH`, with the requests of `towpath ctl show`. Ending a state and tracing need the same rights
+/// as with `towpath ctl`. While the engine is away, the last values stay and the view waits for it.
 #[derive(Debug, Parser)]
 #[command(after_help = "\
 Example:
