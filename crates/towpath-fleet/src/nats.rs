@@ -11,7 +11,7 @@
 //! The last word is the sender, so that permissions of the server authenticate it. The stream `towpath-G` has the batches of the last
 //! minute in memory. Without JetStream, or without permission for it, snapshots fill all gaps.
 //!
-//! A session is one connection. When it fails, the thread begins another one after [`RETRY`]. Channels between this thread and the caller
+//! A session is one connection. When it fails, the thread begins another one after one second. Channels between this thread and the caller
 //! are bounded, and the caller never waits for the network.
 
 use std::path::PathBuf;
