@@ -13,6 +13,7 @@ pub mod eventfd;
 pub mod events;
 pub mod exit;
 pub mod explained;
+pub mod fleet;
 pub mod framing;
 pub mod inspector;
 pub mod ipfix;

@@ -10,11 +10,15 @@ use std::time::Instant;
 use towpath_engine::Topology;
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
+use towpath_gate::state::record::Record;
 use towpath_gate::state::{
     Counters, Cursor, JournalRead, JournalReader, Keepalive, Kind as StateKind, Listed, SettingError,
     StateEvent, Top,
 };
-use towpath_gate::{Diff, Gate, NamedRule, Restored, Routes, RuleRefs, SnapshotError, StatePolicy};
+use towpath_gate::{
+    Diff, Gate, Merged, NamedRule, NotMerged, Restored, Routes, RuleRefs, RulesByContent, SnapshotError,
+    StatePolicy,
+};
 use towpath_wire::Time;
 
 pub use self::clock::Clock;
@@ -634,6 +638,27 @@ impl RulesetManager {
         let restored = book.gate.restore(snapshot, now)?;
         book.unchecked |= restored.unchecked;
         Ok(restored)
+    }
+
+    /// The rules by content, and the version of rules and tables.
+    pub fn rules_by_content(&self) -> (RulesByContent, u64) {
+        let book = self.book();
+        // Under the lock: a change increments the version before the lock is released.
+        (book.gate.rules_by_content(), self.version())
+    }
+
+    /// Merges a record of another gate.
+    ///
+    /// # Errors
+    /// The reason why the state does not exist here.
+    pub fn merge(
+        &self,
+        rules: &RulesByContent,
+        record: &Record<'_>,
+        trusted: bool,
+    ) -> Result<Merged, NotMerged> {
+        let now = self.clock.now();
+        self.book().gate.merge(rules, record, trusted, now)
     }
 
     /// The counters of the dynamic states.

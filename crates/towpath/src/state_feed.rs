@@ -10,7 +10,7 @@ use std::time::Duration;
 use towpath_gate::RuleRefs;
 use towpath_gate::state::record::Record;
 use towpath_gate::state::{Cursor, EventKind, JournalRead, JournalReader, StateEvent};
-use towpath_wire::{Time, proto};
+use towpath_wire::Time;
 
 use crate::ruleset_manager::RulesetManager;
 
@@ -141,7 +141,7 @@ impl EndReason {
     /// The reason of a record, if it is the end of a state.
     pub fn of(record: &Record<'_>) -> Option<Self> {
         match record.kind? {
-            EventKind::Expired if has_closed(record) => Some(Self::Closed),
+            EventKind::Expired if record.has_closed() => Some(Self::Closed),
             EventKind::Expired => Some(Self::Idle),
             EventKind::Removed => Some(Self::Removed),
             EventKind::Evicted => Some(Self::Evicted),
@@ -160,14 +160,6 @@ impl EndReason {
     }
 }
 
-/// Returns true if both sides of a TCP connection have closed it, or one has reset it.
-fn has_closed(record: &Record<'_>) -> bool {
-    // Three bits for each direction: FIN 1, SYN 2, RST 4.
-    const FINS: u16 = 0o11;
-    const RSTS: u16 = 0o44;
-    record.flow.proto == proto::TCP && (record.seen & FINS == FINS || record.seen & RSTS != 0)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::net::Ipv4Addr;
@@ -176,7 +168,7 @@ pub(crate) mod tests {
     use towpath_gate::state::Settings;
     use towpath_gate::state::record::{RecordOrigin, RecordPort, RuleRef};
     use towpath_gate::{Dir, Gate, PacketSpec, Ports, Walk, Walker};
-    use towpath_wire::{self as wire, Ends, Flow};
+    use towpath_wire::{self as wire, Ends, Flow, proto};
 
     use super::*;
 

@@ -382,13 +382,13 @@ impl Gate {
         Ok(restored)
     }
 
-    fn limit_of(&self, id: RuleId) -> Option<Limit> {
+    pub(super) fn limit_of(&self, id: RuleId) -> Option<Limit> {
         let program = &self.generation().program;
         program.rules[program.position_of(id)?].install.as_ref()?.install.limit
     }
 }
 
-fn reference_of(rule: &Rule) -> RuleRef {
+pub(super) fn reference_of(rule: &Rule) -> RuleRef {
     RuleRef::new(rule.set, &rule.to_string(), rule.number)
 }
 
@@ -397,7 +397,7 @@ fn is_end(record: &Record<'_>) -> bool {
 }
 
 /// The state of a record, in the numbers of this process except for rule and name.
-fn saved(record: &Record<'_>, ports: &Ports) -> Saved {
+pub(super) fn saved(record: &Record<'_>, ports: &Ports) -> Saved {
     let origin = match record.origin {
         None => Origin::UNRECORDED,
         Some(RecordOrigin { outgoing, port: RecordPort::None }) => Origin::new(outgoing, None),

@@ -205,6 +205,14 @@ impl<'a> Record<'a> {
         out[begin..begin + 2].copy_from_slice(&length.to_le_bytes());
     }
 
+    /// Returns true if both sides of a TCP connection have closed it, or one has reset it.
+    pub fn has_closed(&self) -> bool {
+        // Three bits for each direction: FIN 1, SYN 2, RST 4.
+        const FINS: u16 = 0o11;
+        const RSTS: u16 = 0o44;
+        self.flow.proto == proto::TCP && (self.seen & FINS == FINS || self.seen & RSTS != 0)
+    }
+
     /// Reads the record at the beginning of `bytes`. Returns it with its length.
     ///
     /// # Errors

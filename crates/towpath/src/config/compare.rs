@@ -267,6 +267,21 @@ mod tests {
         ("metrics", &["listen", "group", "mode"]),
         ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
         ("events", &["output", "include"]),
+        (
+            "fleet",
+            &[
+                "servers",
+                "group",
+                "gate",
+                "credentials",
+                "tls",
+                "tls-ca",
+                "tls-certificate",
+                "tls-key",
+                "replicate",
+                "window",
+            ],
+        ),
         ("log", &["format", "level", "targets"]),
     ];
 

@@ -238,6 +238,17 @@ pub const KEYS: &[Key] = &[
     new("events", "output", Text, "required", "file, `\"unix:PATH\"` or `\"stdout\"` for [events](flow-records.md#json-events)"),
     new("events", "include", Texts, "all", "kinds of events: `states`, `drops`, `verdicts`"),
 
+    new("fleet", "servers", Texts, "required", "`\"nats://HOST:PORT\"` or `\"tls://HOST:PORT\"` of the [group's servers](fleet.md); the first that answers is used"),
+    new("fleet", "group", Text, "required", "name of the group, a word of subjects"),
+    new("fleet", "gate", Text, "required", "name of this gate, unlike all others of the group"),
+    new("fleet", "credentials", Text, "", "file of credentials, or with the seed of an nkey; the engine's user reads it"),
+    new("fleet", "tls", Flag, "`false`", "TLS is required"),
+    new("fleet", "tls-ca", Text, "the system's", "file of certificates of authorities"),
+    new("fleet", "tls-certificate", Text, "", "file of this gate's certificate; needs `tls-key`"),
+    new("fleet", "tls-key", Text, "", "file of the certificate's key; needs `tls-certificate`"),
+    new("fleet", "replicate", Word(&["replied", "all"]), "`\"replied\"`", "`replied`: states whose other side has sent a packet. `all`: all states"),
+    new("fleet", "window", Seconds(0.001, 10.0), "`0.01`", "suppression window: changes of one state in it are sent once. Changes of TCP connections are sent at once"),
+
     new("log", "format", Word(&["text", "json", "journald"]), "by standard error", "[format](log.md#formats) of the log"),
     new("log", "level", Word(&["off", "error", "warning", "info", "debug", "trace"]), "`\"info\"`", "level of all targets without a level of their own"),
     new("log", "targets", Texts, "`[\"states=off\", \"towpath_=warning\"]`", "levels of [targets](log.md#targets): `TARGET=LEVEL`"),

@@ -29,6 +29,7 @@ pub mod compare;
 mod control;
 mod engine;
 mod events;
+mod fleet;
 pub mod init;
 mod ipfix;
 mod kernel;
@@ -57,6 +58,7 @@ use towpath_gate::state;
 pub use self::control::Control;
 pub use self::engine::{Engine, Wait};
 pub use self::events::{EventOutput, Events};
+pub use self::fleet::Fleet;
 pub use self::ipfix::Ipfix;
 pub use self::log::Log;
 pub use self::metrics::Metrics;
@@ -111,6 +113,8 @@ pub struct Config {
     pub metrics: Option<Metrics>,
     /// Flow records for a collector.
     pub ipfix: Option<Ipfix>,
+    /// States in a group of gates.
+    pub fleet: Option<Fleet>,
     /// Events as JSON lines.
     pub events: Option<Events>,
     /// Flows whose packets the kernel forwards.
@@ -240,6 +244,7 @@ impl Config {
             control: control::take(&top, directory),
             metrics: metrics::take(&top, directory),
             ipfix: ipfix::take(&top),
+            fleet: fleet::take(&top, directory),
             events: events::take(&top, directory),
             offload,
             log: log::take(&top),
@@ -301,6 +306,7 @@ impl Config {
             (self.control != other.control, "[control]"),
             (self.metrics != other.metrics, "[metrics]"),
             (self.ipfix != other.ipfix, "[ipfix]"),
+            (self.fleet != other.fleet, "[fleet]"),
             (self.events != other.events, "[events]"),
             (self.offload != other.offload, "[offload]"),
             (self.log.format != other.log.format, "`format` of [log]"),

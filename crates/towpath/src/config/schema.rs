@@ -32,6 +32,7 @@ const TABLES: &[(&str, Shape, &str)] = &[
     ("metrics", Shape::One, "The metrics endpoint"),
     ("ipfix", Shape::One, "Flow records for a collector"),
     ("events", Shape::One, "Events as JSON lines"),
+    ("fleet", Shape::One, "States in a group of gates"),
     ("offload", Shape::One, "Flows whose packets the kernel forwards"),
     ("log", Shape::One, "The log"),
 ];

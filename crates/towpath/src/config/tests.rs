@@ -593,7 +593,7 @@ fn documented_defaults_hold() {
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
                  worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
-                 [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n[log]\n{}\n",
+                 [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n[fleet]\nservers = \"nats://s:1\"\ngroup = \"g\"\ngate = \"a\"\n{}\n[log]\n{}\n",
                 line(""),
                 line("port"),
                 line("bridge"),
@@ -605,6 +605,7 @@ fn documented_defaults_hold() {
                 line("metrics"),
                 line("ipfix"),
                 line("events"),
+                line("fleet"),
                 line("log"),
             )
         };
@@ -613,6 +614,29 @@ fn documented_defaults_hold() {
         let written = text(&format!("{} = {value}", key.name));
         let present = Config::parse("t", &written).unwrap_or_else(|errors| panic!("{written}: {errors:?}"));
         assert_eq!(format!("{absent:?}"), format!("{present:?}"), "[{}] {}", key.table, key.name);
+    }
+}
+
+#[test]
+fn the_group_of_a_fleet_is_checked() {
+    let parse = |table: &str| {
+        let text = format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"tun\"\n[fleet]\n{table}\n");
+        Config::parse("t", &text).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let good = "servers = [\"nats://a:1\", \"tls://b:2\"]\ngroup = \"g\"\ngate = \"a-1\"\n";
+    let fleet = parse(good).unwrap().fleet.unwrap();
+    assert_eq!((fleet.servers.len(), fleet.all, fleet.window.as_millis()), (2, false, 10));
+    let rows = [
+        ("group = \"g\"\ngate = \"a\"".to_owned(), "`servers` is missing"),
+        (good.replace("nats://", "http://"), "no address of a server"),
+        (good.replace("\"a-1\"", "\"a.1\""), "`gate` is not a name"),
+        (good.replace("\"g\"", "\"*\""), "`group` is not a name"),
+        (format!("{good}tls-key = \"k\""), "`tls-key` needs `tls-certificate`"),
+        (format!("{good}replicate = \"some\""), "`replicate` cannot be \"some\""),
+    ];
+    for (table, expected) in rows {
+        let errors = parse(&table).unwrap_err();
+        assert!(errors[0].contains(expected), "{table}: {errors:?}");
     }
 }
 

@@ -4,11 +4,13 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use towpath_fleet::FleetStats;
 use towpath_ring::Stats;
 
 use super::commands::show_rings::Ring;
 use super::slots::ControlStats;
 use crate::events::EventStats;
+use crate::fleet::FleetView;
 use crate::ipfix::IpfixStats;
 use crate::metrics::{EndpointStats, ReloadStats};
 
@@ -23,6 +25,7 @@ struct Shown {
     dumps: Vec<Ring>,
     servers: ServerStats,
     upgrade: UpgradeDesk,
+    fleet: Option<FleetView>,
 }
 
 /// Upgrades of the engine: what `towpath ctl upgrade` requests of the supervisor, and what it says of the last one.
@@ -53,6 +56,8 @@ pub struct ServerStats {
     pub ipfix: IpfixStats,
     /// Events.
     pub events: EventStats,
+    /// States in a group of gates.
+    pub fleet: FleetStats,
 }
 
 impl EndpointCounters {
@@ -98,6 +103,18 @@ impl EndpointCounters {
     /// A copy of the rings of dump clients.
     pub(super) fn dumps(&self) -> Vec<Ring> {
         self.lock().dumps.clone()
+    }
+
+    /// Replaces what `towpath ctl show fleet` shows.
+    pub fn set_fleet(&self, view: FleetView) {
+        let mut shown = self.lock();
+        shown.servers.fleet = view.stats;
+        shown.fleet = Some(view);
+    }
+
+    /// What `towpath ctl show fleet` shows; `None` without a group.
+    pub fn fleet(&self) -> Option<FleetView> {
+        self.lock().fleet.clone()
     }
 
     /// Changes or reads the state of upgrades.

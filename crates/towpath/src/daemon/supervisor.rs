@@ -36,6 +36,7 @@ use crate::control::dumps::Dumps;
 use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;
 use crate::events::{self, Events};
+use crate::fleet::Fleet;
 use crate::inspector;
 use crate::ipfix::{self, Ipfix};
 use crate::metrics::endpoint::{self, Endpoint};
@@ -171,6 +172,8 @@ pub struct Supervisor {
     running: Option<Running>,
     /// Sends flow records.
     ipfix: Option<Ipfix>,
+    /// Replicates states.
+    fleet: Option<Fleet>,
     /// Writes events.
     events: Option<Events>,
     /// Offloads flows. Its entries end before the ports.

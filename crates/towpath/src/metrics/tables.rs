@@ -3,6 +3,7 @@
 use towpath_engine::egress::TxStats;
 use towpath_engine::queue::{self, VERDICT_TIME, VerdictStats};
 use towpath_engine::{Drops, ReplyStats, flow_verdict};
+use towpath_fleet::FleetStats;
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
@@ -67,6 +68,7 @@ pub const TABLES: &[Table] = &[
     table("Reloads", &[], ReloadStats::TABLE),
     table("Flow records", &[], IpfixStats::TABLE),
     table("Events", &[], EventStats::TABLE),
+    table("Fleet", &[], FleetStats::TABLE),
     table("Log", &[], LogStats::TABLE),
     table("Engine threads", &["thread"], ThreadStats::TABLE),
     table("Process", &[], ProcessStats::TABLE),

@@ -1,7 +1,7 @@
 //! The system calls that each thread of the engine may make (seccomp(2)).
 //!
-//! `towpath run` calls [`arm`]. When the engine has opened what it needs and has dropped its privileges, [`begin`] gives all threads the
-//! union of the roles. Each thread then calls [`enter`], which adds the filter of its role. A filter cannot be removed, and threads
+//! `towpath run` calls [`arm`]. When the engine has opened what it needs and has dropped its privileges, `begin` gives all threads the
+//! union of the roles. Each thread then calls `enter`, which adds the filter of its role. A filter cannot be removed, and threads
 //! inherit the filters of the thread that starts them. Programs would inherit them too: threads that start programs themselves, in an
 //! engine without a launcher, have no filter. A process that does not call [`arm`], such as a test, is not restricted.
 
@@ -125,7 +125,7 @@ thread_local! {
     static ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets [`begin`] restrict this process. `None`: in mode [`Kill`](Mode::Kill), if the kernel accepts the filters.
+/// Lets `begin` restrict this process. `None`: in mode [`Kill`](Mode::Kill), if the kernel accepts the filters.
 pub fn arm(mode: Option<Mode>) {
     // A second call: the first mode stays.
     let _ = ARMED.set(mode);

@@ -3,6 +3,7 @@
 mod bridged;
 mod configs;
 mod end;
+mod fleet;
 mod flow_records;
 mod guides;
 mod leftovers;

@@ -17,6 +17,7 @@ mod foresee;
 mod fragment;
 mod hand_over;
 mod insert;
+mod merge;
 mod packet;
 mod readers;
 mod remove;

@@ -164,6 +164,31 @@ pub(crate) enum ExpiryChange {
     Reopened,
 }
 
+/// What another gate has seen of a connection.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) proto: u8,
+    /// The phase of the connection, in the form of its protocol.
+    pub(crate) bits: u64,
+    /// Its forward direction is the reverse direction here.
+    pub(crate) reversed: bool,
+    /// It has seen more packets, by the direction here.
+    pub(crate) newer: [bool; 2],
+}
+
+/// Merges what was seen of a TCP connection. Returns the bits of the expiry word, and whether the other gate's expiry applies. `None`:
+/// the other gate has seen less.
+fn merge_tcp(own: u64, seen: Seen) -> Option<(u64, bool)> {
+    let (own, other) = (unpack_tcp(own, 0), unpack_tcp(seen.bits, 0));
+    let other = if seen.reversed { other.reversed() } else { other };
+    match (own.ended(), other.ended()) {
+        // Only a SYN of the forward direction begins another connection.
+        (true, false) => seen.newer[0].then(|| (pack(other.seen), true)),
+        (false, true) => (seen.newer != [false; 2]).then(|| (pack(own.seen | other.seen), true)),
+        _ => Some((pack(own.seen | other.seen), false)),
+    }
+}
+
 /// The words of one state.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry<'a, const N: usize>(pub(crate) Words<'a, N>);
@@ -265,6 +290,34 @@ impl<'a, const N: usize> Entry<'a, N> {
         // Relaxed, as in refresh_tcp(). A concurrent packet counts as having come before.
         self.0.word(Self::ACKS).store(u64::from(acks[0]) | u64::from(acks[1]) << 32, Ordering::Relaxed);
         self.0.word(Self::EXPIRY).store(stamp(end) | seen & SEEN, Ordering::Relaxed);
+    }
+
+    /// Merges what another gate has seen of the connection, with the expiry that it has there.
+    pub(crate) fn merge(self, end: Time, seen: Seen) -> ExpiryChange {
+        loop {
+            let before = self.expiry();
+            let later = if is_sooner(before, stamp(end)) { stamp(end) } else { before & !SEEN };
+            let new = match seen.proto {
+                TCP => match merge_tcp(before, seen) {
+                    // What the other gate has seen is older.
+                    None => return ExpiryChange::Extended,
+                    Some((bits, true)) => stamp(end) | bits,
+                    Some((bits, false)) => later | bits,
+                },
+                _ => later | before & SEEN,
+            };
+            let clock = self.0.word(Self::EXPIRY);
+            // Relaxed: see refresh_tcp().
+            if new != before
+                && clock.compare_exchange(before, new, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            return match is_sooner(new, before) {
+                true => ExpiryChange::Shortened(end),
+                false => ExpiryChange::Extended,
+            };
+        }
     }
 
     /// Where the first packet was received.

@@ -181,6 +181,14 @@ impl Tcp {
         self.seen & (u32::from(RST) | u32::from(RST) << 8) != 0
     }
 
+    /// The connection with its directions exchanged.
+    pub(crate) fn reversed(self) -> Self {
+        const FLAGS: u32 = (FIN | SYN | RST) as u32;
+        let flags = (self.seen & FLAGS) << 8 | self.seen >> 8 & FLAGS;
+        let marks = (self.seen & ACK_FWD) << 1 | (self.seen & ACK_REV) >> 1 | self.seen & PICKED_UP;
+        Self { seen: flags | marks, ack: [self.ack[1], self.ack[0]] }
+    }
+
     /// Returns true if both sides have closed the connection, or one has reset it.
     pub(crate) fn ended(&self) -> bool {
         let fin = u32::from(FIN) | u32::from(FIN) << 8;

@@ -74,12 +74,13 @@ pub(crate) fn collect<R: 'static>(
         || part,
         move |parts| {
             let mut samples = Samples::default();
-            let ServerStats { metrics, reloads, ipfix, events, .. } = endpoints.servers();
+            let ServerStats { metrics, reloads, ipfix, events, fleet, .. } = endpoints.servers();
             samples.add(&[], &control);
             samples.add(&[], &metrics);
             samples.add(&[], &reloads);
             samples.add(&[], &ipfix);
             samples.add(&[], &events);
+            samples.add(&[], &fleet);
             samples.add(&[], &ProcessStats::now());
             samples.add(&[], &logging::stats());
             samples.add(&[], &Reaper::shared().stats());

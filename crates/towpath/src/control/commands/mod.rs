@@ -18,6 +18,7 @@ mod log;
 mod metrics;
 mod paging;
 mod set;
+mod show_fleet;
 mod show_frames;
 pub mod show_mux;
 mod show_offload;
@@ -48,6 +49,7 @@ pub static COMMANDS: &[Command] = &[
     Command::query::<show_ports::ShowPorts>(),
     Command::query::<show_stats::ShowStats>(),
     Command::query::<show_offload::ShowOffload>(),
+    Command::query::<show_fleet::ShowFleet>(),
     Command::query::<show_rings::ShowRings>(),
     Command::query::<show_mux::ShowMux>(),
     Command::query::<show_send::ShowSend>(),

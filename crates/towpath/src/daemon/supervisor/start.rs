@@ -43,6 +43,7 @@ use crate::control::dumps::{self, Dumps};
 use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInbox, logged_packets};
 use crate::eventfd::EventFd;
 use crate::events;
+use crate::fleet::Fleet;
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::ipfix;
 use crate::leftovers;
@@ -310,6 +311,11 @@ impl Supervisor {
             started.map_err(|error| Failure::System("the thread of flow records", error))
         };
         let ipfix = ipfix.map(start_ipfix).transpose()?;
+        let start_fleet = |fleet: &config::Fleet| {
+            let started = Fleet::start(fleet, &ruleset, counters.clone());
+            started.map_err(|error| Failure::System("fleet", error))
+        };
+        let fleet = config.fleet.as_ref().map(start_fleet).transpose()?;
         let directory = (!config.routes.is_empty()).then(|| {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
@@ -414,6 +420,7 @@ impl Supervisor {
             rechecking,
             running: None,
             ipfix,
+            fleet,
             events,
             offload,
             server,

@@ -1,0 +1,432 @@
+//! The bus: a client of NATS on a thread of its own.
+//!
+//! Subjects of the group `G`, for the gates `A` and `B`:
+//!
+//! | subject | from | content |
+//! |---|---|---|
+//! | `towpath.G.states.A` | A | batches of A |
+//! | `towpath.G.sync.B.A` | A | requests of A to B |
+//! | `towpath.G.bulk.B.A` | A | chunks of A for B |
+//!
+//! The last word is the sender, so that permissions of the server authenticate it. The stream `towpath-G` has the batches of the last
+//! minute in memory. Without JetStream, or without permission for it, snapshots fill all gaps.
+//!
+//! A session is one connection. When it fails, the thread begins another one after one second. Channels between this thread and the caller
+//! are bounded, and the caller never waits for the network.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fs, io, thread};
+
+use async_nats::jetstream::{self, consumer, stream};
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, Message, ServerError};
+use futures_util::StreamExt;
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::{Channel, Output};
+
+/// Time between two sessions.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Time for a connection, and for an answer of the server.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Messages that wait for the server, and for the caller.
+const OUTBOUND: usize = 256;
+const INBOUND: usize = 1024;
+
+/// Time and bytes of the stream.
+const STREAM_AGE: Duration = Duration::from_secs(60);
+const STREAM_BYTES: i64 = 256 << 20;
+
+/// Longest replay.
+const REPLAY: Duration = Duration::from_secs(2);
+
+/// How the group is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BusConfig {
+    /// `nats://HOST:PORT` or `tls://HOST:PORT`; the first that answers is used.
+    pub servers: Vec<String>,
+    /// The group.
+    pub group: String,
+    /// This gate.
+    pub gate: String,
+    /// A file of credentials, or with the seed of an nkey.
+    pub credentials: Option<PathBuf>,
+    /// TLS is required.
+    pub tls: bool,
+    /// Certificates of authorities besides those of the system.
+    pub tls_ca: Option<PathBuf>,
+    /// The certificate and the key of this gate.
+    pub tls_identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Why a session did not begin, or ended.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The credentials cannot be read.
+    #[error("credentials {}: {source}", file.display())]
+    Credentials {
+        /// The file.
+        file: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// The server refused the credentials.
+    #[error(
+        "the server refuses this gate (authorization violation); check `credentials` and the users of the server"
+    )]
+    Refused,
+    /// No server accepts a connection.
+    #[error("cannot connect to {servers}: {source}")]
+    Connect {
+        /// The servers.
+        servers: String,
+        /// The error.
+        source: async_nats::ConnectError,
+    },
+    /// TLS failed.
+    #[error("TLS with {servers}: {source}; check `tls-ca`, `tls-certificate` and the server's certificate")]
+    Tls {
+        /// The servers.
+        servers: String,
+        /// The error.
+        source: async_nats::ConnectError,
+    },
+    /// The connection ended.
+    #[error("the connection ended")]
+    Ended,
+    /// The client failed.
+    #[error("{0}")]
+    Client(String),
+}
+
+/// What the bus tells the caller.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A session has begun, with this server.
+    Connected(String),
+    /// There is no session.
+    Away(SessionError),
+    /// The server refuses a subject, or has no stream: the group works in part.
+    Warning(String),
+    /// A message.
+    Message {
+        /// How it came.
+        channel: Channel,
+        /// The gate that sent it.
+        from: String,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+}
+
+/// The thread of the client. Dropping it ends the thread.
+#[derive(Debug)]
+pub struct Bus {
+    outbound: Option<mpsc::Sender<Output>>,
+    inbound: Option<Receiver<Incoming>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bus {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(config: BusConfig) -> io::Result<Self> {
+        let (outbound, mut outputs) = mpsc::channel(OUTBOUND);
+        let (incoming, inbound) = sync_channel(INBOUND);
+        let body = move || {
+            while !outputs.is_closed() {
+                let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+                    return;
+                };
+                let caller = Caller(incoming.clone());
+                let ended = runtime.block_on(async {
+                    let error = session(&config, &mut outputs, &caller).await;
+                    // Before the caller knows, so that it loses nothing that comes after.
+                    while outputs.try_recv().is_ok() {}
+                    let ended = caller.tell(Incoming::Away(error)).await.is_err();
+                    ended || timeout(RETRY, outputs.recv()).await.is_ok_and(|output| output.is_none())
+                });
+                // Ends the tasks of the session.
+                drop(runtime);
+                if ended {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("fleet-nats".to_owned()).spawn(body)?;
+        Ok(Self { outbound: Some(outbound), inbound: Some(inbound), thread: Some(thread) })
+    }
+
+    /// Gives a message to the client.
+    ///
+    /// # Errors
+    /// The client has no room; returns the message.
+    pub fn send(&self, output: Output) -> Result<(), Output> {
+        let Some(outbound) = &self.outbound else { return Err(output) };
+        outbound.try_send(output).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(output) | mpsc::error::TrySendError::Closed(output) => output,
+        })
+    }
+
+    /// Returns true if half of the client's room is free.
+    pub fn has_room(&self) -> bool {
+        self.outbound.as_ref().is_some_and(|outbound| outbound.capacity() >= OUTBOUND / 2)
+    }
+
+    /// Waits for the next message at most for `wait`.
+    pub fn receive(&self, wait: Duration) -> Option<Incoming> {
+        match self.inbound.as_ref()?.recv_timeout(wait) {
+            Ok(incoming) => Some(incoming),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                // The thread has ended: the caller must not spin.
+                thread::sleep(wait);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        (self.outbound, self.inbound) = (None, None);
+        if let Some(thread) = self.thread.take() {
+            // A panic was already printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The caller has gone.
+struct Gone;
+
+#[derive(Clone)]
+struct Caller(SyncSender<Incoming>);
+
+impl Caller {
+    /// Waits for room, so that a slow caller lets the server drop messages, which is a gap.
+    async fn tell(&self, mut incoming: Incoming) -> Result<(), Gone> {
+        loop {
+            match self.0.try_send(incoming) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Disconnected(_)) => return Err(Gone),
+                Err(TrySendError::Full(back)) => incoming = back,
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn message(&self, channel: Channel, message: Message) -> Result<(), Gone> {
+        let from = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
+        self.tell(Incoming::Message { channel, from, bytes: message.payload.to_vec() }).await
+    }
+}
+
+/// One connection, until it ends.
+async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, caller: &Caller) -> SessionError {
+    let (events, mut happened) = mpsc::channel(64);
+    let client = match connect(config, events).await {
+        Ok(client) => client,
+        Err(error) => return error,
+    };
+    match talk(config, &client, outputs, caller, &mut happened).await {
+        Ok(()) => SessionError::Ended,
+        Err(error) => error,
+    }
+}
+
+async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Client, SessionError> {
+    let mut options = ConnectOptions::new()
+        .name(format!("towpath {}", config.gate))
+        .connection_timeout(ANSWER)
+        .ping_interval(RETRY)
+        // A session is one connection.
+        .max_reconnects(1)
+        .event_callback(move |event| {
+            let events = events.clone();
+            async move {
+                // If the channel is full, the session has not looked at events that end it.
+                let _ = events.try_send(event);
+            }
+        });
+    if let Some(file) = &config.credentials {
+        let wrong = |source| SessionError::Credentials { file: file.clone(), source };
+        let text = fs::read_to_string(file).map_err(wrong)?;
+        // A seed of a user begins with SU; credentials have it between two lines.
+        options = match text.trim() {
+            seed if seed.starts_with("SU") => options.nkey(seed.to_owned()),
+            text => options.credentials(text).map_err(wrong)?,
+        };
+    }
+    // The client does not take them from the addresses.
+    if let Some((user, password)) = config.servers.iter().find_map(|server| user_of(server)) {
+        options = options.user_and_password(user.to_owned(), password.to_owned());
+    }
+    if let Some(ca) = &config.tls_ca {
+        options = options.add_root_certificates(ca.clone());
+    }
+    if let Some((certificate, key)) = &config.tls_identity {
+        options = options.add_client_certificate(certificate.clone(), key.clone());
+    }
+    if config.tls {
+        options = options.require_tls(true);
+    }
+    let servers =
+        || config.servers.iter().map(|server| without_password(server)).collect::<Vec<_>>().join(", ");
+    options.connect(&config.servers[..]).await.map_err(|source| match source.kind() {
+        ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => SessionError::Refused,
+        ConnectErrorKind::Tls => SessionError::Tls { servers: servers(), source },
+        _ => SessionError::Connect { servers: servers(), source },
+    })
+}
+
+/// The user and the password in the address of a server.
+fn user_of(server: &str) -> Option<(&str, &str)> {
+    let (_, rest) = server.split_once("://")?;
+    rest.rsplit_once('@')?.0.split_once(':')
+}
+
+/// The address of a server as a log may show it.
+fn without_password(server: &str) -> String {
+    match (server.split_once("://"), server.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        (None, Some((_, host))) => host.to_owned(),
+        _ => server.to_owned(),
+    }
+}
+
+async fn talk(
+    config: &BusConfig,
+    client: &Client,
+    outputs: &mut mpsc::Receiver<Output>,
+    caller: &Caller,
+    events: &mut mpsc::Receiver<Event>,
+) -> Result<(), SessionError> {
+    let BusConfig { group, gate, .. } = config;
+    let failed = |error: &dyn std::fmt::Display| SessionError::Client(error.to_string());
+    let subscribe = async |subject: String| client.subscribe(subject).await.map_err(|error| failed(&error));
+    let mut states = subscribe(format!("towpath.{group}.states.*")).await?;
+    let mut requests = subscribe(format!("towpath.{group}.sync.{gate}.*")).await?;
+    let mut chunks = subscribe(format!("towpath.{group}.bulk.{gate}.*")).await?;
+    client.flush().await.map_err(|error| failed(&error))?;
+    let stream = match timeout(ANSWER, open_stream(client, group)).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            let _ = caller.tell(Incoming::Warning(no_stream(&error))).await;
+            None
+        }
+        Err(_) => {
+            let _ = caller.tell(Incoming::Warning(no_stream(&"no answer"))).await;
+            None
+        }
+    };
+    let info = client.server_info();
+    let _ = caller.tell(Incoming::Connected(format!("{}:{}", info.host, info.port))).await;
+    loop {
+        let told = tokio::select! {
+            Some(message) = states.next() => caller.message(Channel::States, message).await,
+            Some(message) = requests.next() => caller.message(Channel::Request, message).await,
+            Some(message) = chunks.next() => caller.message(Channel::Chunk, message).await,
+            output = outputs.recv() => match output {
+                Some(Output::Replay { peer }) => {
+                    if let Some(stream) = stream.clone() {
+                        tokio::spawn(timeout(REPLAY, replay(stream, format!("towpath.{group}.states.{peer}"), caller.clone())));
+                    }
+                    Ok(())
+                }
+                Some(output) => publish(config, client, output).await.map(|()| Ok(()))?,
+                None => Err(Gone),
+            },
+            event = events.recv() => match event {
+                Some(Event::Disconnected | Event::Closed) | None => return Err(SessionError::Ended),
+                Some(Event::ServerError(ServerError::AuthorizationViolation)) => return Err(SessionError::Refused),
+                Some(Event::ServerError(error)) => caller.tell(Incoming::Warning(format!("the server: {error}"))).await,
+                Some(_) => Ok(()),
+            },
+        };
+        if told.is_err() {
+            let _ = timeout(ANSWER, client.flush()).await;
+            return Ok(());
+        }
+    }
+}
+
+fn no_stream(error: &dyn std::fmt::Display) -> String {
+    format!(
+        "no stream, so that snapshots fill gaps: {error}; enable JetStream, and allow this gate its subjects"
+    )
+}
+
+async fn publish(config: &BusConfig, client: &Client, output: Output) -> Result<(), SessionError> {
+    let BusConfig { group, gate, .. } = config;
+    let (subject, bytes) = match output {
+        Output::Batch { bytes, .. } => (format!("towpath.{group}.states.{gate}"), bytes),
+        Output::Request { to, bytes } => (format!("towpath.{group}.sync.{to}.{gate}"), bytes),
+        Output::Chunk { to, bytes } => (format!("towpath.{group}.bulk.{to}.{gate}"), bytes),
+        Output::Replay { .. } => return Ok(()),
+    };
+    client.publish(subject, bytes.into()).await.map_err(|error| SessionError::Client(error.to_string()))
+}
+
+async fn open_stream(client: &Client, group: &str) -> Result<stream::Stream, async_nats::Error> {
+    let config = stream::Config {
+        name: format!("towpath-{group}"),
+        subjects: vec![format!("towpath.{group}.states.*")],
+        storage: stream::StorageType::Memory,
+        max_age: STREAM_AGE,
+        max_bytes: STREAM_BYTES,
+        // Batches are published without waiting for an acknowledgement.
+        no_ack: true,
+        ..Default::default()
+    };
+    Ok(jetstream::new(client.clone()).get_or_create_stream(config).await?)
+}
+
+/// Passes the batches of a subject that the stream has to the caller.
+async fn replay(stream: stream::Stream, subject: String, caller: Caller) -> Result<(), async_nats::Error> {
+    let config = consumer::pull::Config {
+        filter_subject: subject,
+        ack_policy: consumer::AckPolicy::None,
+        deliver_policy: consumer::DeliverPolicy::All,
+        inactive_threshold: ANSWER,
+        memory_storage: true,
+        ..Default::default()
+    };
+    let consumer = stream.create_consumer(config).await?;
+    loop {
+        let mut batch = consumer.fetch().max_messages(64).messages().await?;
+        let mut pending = 0;
+        let mut some = false;
+        while let Some(message) = batch.next().await {
+            let message = message?;
+            pending = message.info()?.pending;
+            some = true;
+            if caller.message(Channel::States, message.message).await.is_err() {
+                return Ok(());
+            }
+        }
+        if pending == 0 || !some {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_password;
+
+    #[test]
+    fn the_log_shows_no_password() {
+        assert_eq!(without_password("nats://gate:secret@192.0.2.1:4222"), "nats://192.0.2.1:4222");
+        assert_eq!(without_password("gate:se@cret@192.0.2.1"), "192.0.2.1");
+        assert_eq!(without_password("tls://bus.example:4222"), "tls://bus.example:4222");
+    }
+}

@@ -1,0 +1,255 @@
+//! Which changes of states are sent, and when.
+//!
+//! What: a change of a TCP connection is due at once, another one after the suppression window, in which later changes of the same state
+//! replace it. Due changes leave in batches of at most [`BATCH`] bytes, or after [`LINGER`]. A state whose packets this gate sees is
+//! sent again after a third of its lifetime, which a walk through the table finds.
+//!
+//! Ownership: a state that was merged from a peer is not sent until this gate has seen a packet of it. The packets that the merge has
+//! counted are remembered, so the walk notices others.
+//!
+//! Bounds: [`WAITING`] changes wait; with more, batches leave before they are due. 16 bytes are kept for each state number of the table.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use towpath_gate::state::EventKind;
+use towpath_gate::state::record::{MAX_BYTES, Record};
+use towpath_wire::{Flow, Time, proto};
+
+use crate::stats::FleetStats;
+
+/// Maximum bytes of records in a batch.
+pub(crate) const BATCH: usize = 64 << 10;
+
+/// How long a change that is due waits for others.
+pub(crate) const LINGER: Duration = Duration::from_millis(2);
+
+/// Maximum number of changes that wait.
+const WAITING: usize = 1 << 16;
+
+/// Maximum number of a state; those of the largest table are below it.
+const MAX_ID: u32 = 1 << 28;
+
+/// Parts of a second in which times of [`Known`] are kept.
+const PARTS: u64 = 16;
+
+/// Which states are replicated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replicate {
+    /// States whose other side has sent a packet.
+    #[default]
+    Replied,
+    /// All states.
+    All,
+}
+
+/// What the peers know of a state.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// Hash of its flow.
+    hash: u32,
+    /// When it was last sent or merged, in [`PARTS`] of a second; 0: never.
+    at: u32,
+    /// When it then was to expire.
+    expires: u32,
+    /// The packets that were counted then.
+    packets: u32,
+}
+
+#[derive(Debug)]
+struct Change {
+    record: Vec<u8>,
+    urgent: bool,
+}
+
+/// The changes that wait, and what the peers know.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    replicate: Replicate,
+    window: Duration,
+    hasher: RandomState,
+    known: Vec<Known>,
+    waiting: HashMap<u32, Change>,
+    /// The numbers of waiting states, in the order in which they are due. A number may no longer wait, or be in both.
+    urgent: VecDeque<(Time, u32)>,
+    delayed: VecDeque<(Time, u32)>,
+    bytes: usize,
+}
+
+impl Outgoing {
+    pub(crate) fn new(replicate: Replicate, window: Duration) -> Self {
+        Self {
+            replicate,
+            window,
+            hasher: RandomState::new(),
+            known: Vec::new(),
+            waiting: HashMap::new(),
+            urgent: VecDeque::new(),
+            delayed: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Returns true if the state is replicated.
+    pub(crate) fn carries(&self, record: &Record<'_>) -> bool {
+        self.replicate == Replicate::All || record.replied || record.packets[1] > 0
+    }
+
+    /// A change of the journal.
+    pub(crate) fn change(&mut self, record: &Record<'_>, now: Time, stats: &mut FleetStats) {
+        let Some(kind) = record.kind else { return };
+        if kind.is_end() {
+            return self.ended(record, stats);
+        }
+        match kind {
+            // The state of a peer, or of a file: the walk through the table sends the latter.
+            EventKind::Restored => drop(self.forgotten(record.id)),
+            // The beginning of a state that was merged.
+            EventKind::Created if self.is_known(record) => {}
+            _ if self.carries(record) => self.queue(record, now),
+            _ => {}
+        }
+    }
+
+    /// A state that a walk through the table has found.
+    pub(crate) fn scanned(&mut self, record: &Record<'_>, now: Time) {
+        if !self.carries(record) || self.waiting.contains_key(&record.id) {
+            return;
+        }
+        if !self.is_known(record) {
+            return self.queue(record, now);
+        }
+        let known = self.known[record.id as usize];
+        let (part, expires) = (part(now), part(now + record.remaining));
+        let lifetime = known.expires.saturating_sub(known.at);
+        let third = part.saturating_sub(known.at) >= lifetime / 3;
+        if packets(record.packets) != known.packets && expires > known.expires && third {
+            self.queue(record, now);
+        }
+    }
+
+    /// A record of a peer that was merged into the state `id`.
+    pub(crate) fn merged(&mut self, record: &Record<'_>, id: u32, now: Time) {
+        let known = self.known_of(record, now);
+        self.learn(id, known);
+    }
+
+    /// When [`poll`](Self::poll) returns a batch next.
+    pub(crate) fn timeout(&self) -> Option<Time> {
+        let urgent = self.urgent.front().map(|(at, _)| *at + LINGER);
+        let delayed = self.delayed.front().map(|(at, _)| *at);
+        urgent.into_iter().chain(delayed).min()
+    }
+
+    /// The records of a batch that is due, and their number.
+    pub(crate) fn poll(&mut self, now: Time) -> Option<(Vec<u8>, u64)> {
+        let full = self.bytes >= BATCH || self.waiting.len() >= WAITING;
+        if !full && self.timeout().is_none_or(|due| now < due) {
+            return None;
+        }
+        let (mut batch, mut states) = (Vec::new(), 0);
+        let crowded = self.waiting.len() >= WAITING;
+        while batch.len() + MAX_BYTES <= BATCH {
+            let id = match self.urgent.pop_front() {
+                Some((_, id)) => id,
+                None => match self.delayed.front() {
+                    Some((due, id)) if *due <= now || crowded => {
+                        let id = *id;
+                        self.delayed.pop_front();
+                        if self.waiting.get(&id).is_some_and(|change| change.urgent) {
+                            continue;
+                        }
+                        id
+                    }
+                    _ => break,
+                },
+            };
+            if let Some(change) = self.forgotten(id) {
+                batch.extend(change.record);
+                states += 1;
+            }
+        }
+        (states > 0).then_some((batch, states))
+    }
+
+    fn queue(&mut self, record: &Record<'_>, now: Time) {
+        let urgent = record.flow.proto == proto::TCP && record.kind.is_some();
+        let mut bytes = Vec::with_capacity(128);
+        Record { kind: None, ..record.clone() }.encode(&mut bytes);
+        self.bytes += bytes.len();
+        let known = self.known_of(record, now);
+        self.learn(record.id, known);
+        let before = self.waiting.insert(record.id, Change { record: bytes, urgent });
+        self.bytes -= before.as_ref().map_or(0, |change| change.record.len());
+        match before {
+            Some(Change { urgent: true, .. }) => {
+                // It has its place.
+                self.waiting.entry(record.id).and_modify(|change| change.urgent = true);
+            }
+            Some(_) if !urgent => {}
+            _ if urgent => self.urgent.push_back((now, record.id)),
+            _ => self.delayed.push_back((now + self.window, record.id)),
+        }
+    }
+
+    fn ended(&mut self, record: &Record<'_>, stats: &mut FleetStats) {
+        let known = self.is_known(record);
+        if self.forgotten(record.id).is_some() {
+            // A connection that has ended while it waited.
+            stats.not_sent_ended += 1;
+        } else if !known {
+            stats.not_sent_unreplied += 1;
+        }
+        if known {
+            self.known[record.id as usize] = Known::default();
+        }
+    }
+
+    /// What peers know after this record.
+    fn known_of(&self, record: &Record<'_>, now: Time) -> Known {
+        Known {
+            hash: self.hash(&record.flow),
+            at: part(now),
+            expires: part(now + record.remaining),
+            packets: packets(record.packets),
+        }
+    }
+
+    fn forgotten(&mut self, id: u32) -> Option<Change> {
+        let change = self.waiting.remove(&id)?;
+        self.bytes -= change.record.len();
+        Some(change)
+    }
+
+    fn is_known(&self, record: &Record<'_>) -> bool {
+        let known = self.known.get(record.id as usize);
+        known.is_some_and(|known| known.at != 0 && known.hash == self.hash(&record.flow))
+    }
+
+    fn learn(&mut self, id: u32, known: Known) {
+        if id >= MAX_ID {
+            return;
+        }
+        let at = id as usize;
+        if at >= self.known.len() {
+            self.known.resize((at + 1).next_power_of_two(), Known::default());
+        }
+        self.known[at] = known;
+    }
+
+    /// The same for both directions of a flow.
+    fn hash(&self, flow: &Flow) -> u32 {
+        let one = |flow: &Flow| self.hasher.hash_one(flow);
+        (one(flow) ^ one(&flow.reversed())) as u32
+    }
+}
+
+/// A time in [`PARTS`] of a second, above 0.
+fn part(time: Time) -> u32 {
+    u32::try_from(time.as_nanos() / (1_000_000_000 / PARTS) + 1).unwrap_or(u32::MAX)
+}
+
+fn packets([forward, reverse]: [u64; 2]) -> u32 {
+    forward.wrapping_add(reverse) as u32
+}

@@ -1,0 +1,196 @@
+//! What a gate knows of a peer: the sequence of its batches, its gaps, and how old its messages are.
+//!
+//! Age: the clocks of two gates differ by an unknown amount. The shortest difference between the time of arrival and the sender's time,
+//! of the last one to two minutes, stands for a message without delay. Clocks that drift apart change it slowly.
+
+use std::time::Duration;
+
+use towpath_wire::Time;
+
+use crate::message::Sender;
+
+/// Gaps that are tracked. With more, a snapshot of the peer fills them.
+const MAX_GAPS: usize = 64;
+
+/// How long the shortest difference counts, once or twice.
+const DRIFT: Duration = Duration::from_secs(60);
+
+/// A peer that is silent for longer is not shown as one.
+pub(crate) const SILENT: Duration = Duration::from_secs(3);
+
+/// What a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// The next one.
+    Next,
+    /// The first one of this process of the peer. `missed`: batches were sent before.
+    First { missed: bool },
+    /// Batches before it are missing.
+    Gap,
+    /// One that was missing; `last`: no other is.
+    Filled { last: bool },
+    /// One that was received before.
+    Repeated,
+}
+
+/// A peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) sender: Sender,
+    /// The next sequence number.
+    next: u64,
+    /// Batches that are missing, as ranges without their ends.
+    gaps: Vec<(u64, u64)>,
+    /// There were more gaps than are tracked.
+    overflow: bool,
+    pub(crate) heard: Time,
+    /// Age of the last message.
+    pub(crate) lag: Duration,
+    /// The shortest differences of this period and of the one before, in ns, and when this period began.
+    shortest: [i64; 2],
+    period: Time,
+}
+
+impl Peer {
+    pub(crate) fn new(sender: Sender, now: Time) -> Self {
+        Self {
+            sender,
+            next: 0,
+            gaps: Vec::new(),
+            overflow: false,
+            heard: now,
+            lag: Duration::ZERO,
+            shortest: [i64::MAX; 2],
+            period: now,
+        }
+    }
+
+    /// A message of the peer. Returns its age.
+    pub(crate) fn hears(&mut self, sender: Sender, now: Time) -> Duration {
+        if sender.incarnation != self.sender.incarnation {
+            *self = Self::new(sender, now);
+        }
+        (self.sender, self.heard) = (sender, now);
+        if now.since(self.period) >= DRIFT {
+            self.shortest = [i64::MAX, self.shortest[0]];
+            self.period = now;
+        }
+        let difference = now.as_nanos().wrapping_sub(sender.at.as_nanos()).cast_signed();
+        self.shortest[0] = self.shortest[0].min(difference);
+        let least = self.shortest[0].min(self.shortest[1]);
+        self.lag = Duration::from_nanos(difference.wrapping_sub(least).max(0).cast_unsigned());
+        self.lag
+    }
+
+    /// A batch with this number.
+    pub(crate) fn arrives(&mut self, seq: u64) -> Arrival {
+        if self.next == 0 {
+            self.next = seq.saturating_add(1);
+            return Arrival::First { missed: seq > 1 };
+        }
+        if seq == self.next {
+            self.next += 1;
+            return Arrival::Next;
+        }
+        if seq > self.next {
+            match self.gaps.len() < MAX_GAPS {
+                true => self.gaps.push((self.next, seq)),
+                false => self.overflow = true,
+            }
+            self.next = seq.saturating_add(1);
+            return Arrival::Gap;
+        }
+        let Some(at) = self.gaps.iter().position(|(from, to)| (*from..*to).contains(&seq)) else {
+            return Arrival::Repeated;
+        };
+        let (from, to) = self.gaps.swap_remove(at);
+        let rest = [(from, seq), (seq + 1, to)];
+        self.gaps.extend(rest.into_iter().filter(|(from, to)| from < to));
+        if self.gaps.len() > MAX_GAPS {
+            self.overflow = true;
+            self.gaps.truncate(MAX_GAPS);
+        }
+        Arrival::Filled { last: self.is_whole() }
+    }
+
+    /// The number of the next batch; 0: none has arrived.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns true if no batch is missing.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.gaps.is_empty() && !self.overflow
+    }
+
+    /// A snapshot of the peer has everything that was missing.
+    pub(crate) fn fill(&mut self) {
+        self.gaps.clear();
+        self.overflow = false;
+    }
+
+    pub(crate) fn is_silent(&self, now: Time) -> bool {
+        now.since(self.heard) >= SILENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sender(incarnation: u64, at: u64) -> Sender {
+        let at = Time::from_nanos(at);
+        Sender { incarnation, at, fingerprint: 0, in_step: true, unchecked: false }
+    }
+
+    #[test]
+    fn gaps_are_found_and_filled() {
+        let mut peer = Peer::new(sender(1, 0), Time::default());
+        let rows = [
+            (5, Arrival::First { missed: true }),
+            (6, Arrival::Next),
+            (10, Arrival::Gap),
+            (8, Arrival::Filled { last: false }),
+            (8, Arrival::Repeated),
+            (11, Arrival::Next),
+            (7, Arrival::Filled { last: false }),
+            (9, Arrival::Filled { last: true }),
+            (5, Arrival::Repeated),
+            (12, Arrival::Next),
+        ];
+        for (seq, expected) in rows {
+            assert_eq!(peer.arrives(seq), expected, "{seq}");
+        }
+        assert!(peer.is_whole());
+        // Another process of the same gate.
+        peer.hears(sender(2, 0), Time::default());
+        assert_eq!(peer.arrives(1), Arrival::First { missed: false });
+    }
+
+    #[test]
+    fn more_gaps_than_are_tracked_need_a_snapshot() {
+        let mut peer = Peer::new(sender(1, 0), Time::default());
+        peer.arrives(1);
+        (2..=MAX_GAPS as u64 + 2).for_each(|n| assert_eq!(peer.arrives(2 * n), Arrival::Gap));
+        for n in 0..=MAX_GAPS as u64 + 2 {
+            peer.arrives(2 * n + 1);
+        }
+        assert!(!peer.is_whole());
+        peer.fill();
+        assert!(peer.is_whole());
+    }
+
+    #[test]
+    fn the_age_does_not_depend_on_the_clocks() {
+        for skew in [0, 1_000_000_000_000] {
+            let mut peer = Peer::new(sender(1, skew), Time::default());
+            let mut age = |at: u64, delay: u64| {
+                peer.hears(sender(1, skew + at), Time::from_nanos(5_000 + at + delay)).as_nanos()
+            };
+            assert_eq!(age(0, 100), 0);
+            assert_eq!(age(1_000, 400), 300);
+            assert_eq!(age(2_000, 50), 0);
+            assert_eq!(age(3_000, 60), 10);
+        }
+    }
+}

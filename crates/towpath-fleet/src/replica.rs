@@ -1,0 +1,563 @@
+//! The replica of a gate: changes of its states go to its peers, and theirs come to its table.
+//!
+//! What: the replica has no IO and no clock. The caller passes changes of the table, messages of the bus, and the time; the replica
+//! returns messages, and merges records into a [`Table`]. A batch has a sequence number. When one is missing, the replica asks the caller
+//! for a replay by the stream of the bus, and takes a [snapshot](crate::sync) if the gap is still open after [`REPLAY`].
+//!
+//! Order: a merge does not depend on the order of records, so batches are merged as they arrive, also while a replay or a snapshot is open.
+//!
+//! Bounds: [`MAX_PEERS`] peers with bounded gaps, [`MAX_SERVING`] open requests, and the changes that wait ([`outgoing`](crate::outgoing)).
+//! Messages of others are untrusted: a malformed one is counted and dropped.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use towpath_gate::state::record::Record;
+use towpath_gate::state::{Cursor, Refused};
+use towpath_gate::{Merged, NotMerged};
+use towpath_wire::Time;
+
+use crate::message::{Item, Kind, Message, MessageError, Sender, records};
+use crate::outgoing::{Outgoing, Replicate};
+use crate::peer::{Arrival, Peer, SILENT};
+use crate::stats::FleetStats;
+use crate::sync::{CHUNKS, Chunk, Need, Sync};
+
+/// Maximum number of peers.
+pub const MAX_PEERS: usize = 128;
+
+/// Maximum number of peers whose requests for chunks are open.
+const MAX_SERVING: usize = 32;
+
+/// Interval of batches without records.
+const ALIVE: Duration = Duration::from_secs(1);
+
+/// Time for a replay, after which a snapshot fills the gap.
+const REPLAY: Duration = Duration::from_secs(2);
+
+/// Time in which peers are heard after the gate has connected. They send once per second. Then one snapshot serves for all that are in
+/// step.
+const HEARD: Duration = Duration::from_millis(1200);
+
+/// Time after which a gate without peers is in step.
+const JOIN: Duration = Duration::from_millis(2500);
+
+/// Time left of a connection whose end arrives late.
+const ENDED: Duration = Duration::from_millis(100);
+
+/// Bytes at which a chunk is complete, slots of the table that are scanned at once, and scans of one chunk. A chunk has at most
+/// `CHUNK` bytes and the records of `PART` slots: 128 KiB.
+const CHUNK: usize = 64 << 10;
+const PART: u32 = 64;
+const SCANS: usize = 256;
+
+/// The table of states.
+pub trait Table {
+    /// The fingerprint of the rules, and whether some states have not been checked against them.
+    fn rules(&mut self) -> (u64, bool);
+    /// Merges a record of a peer.
+    ///
+    /// # Errors
+    /// The reason why the state does not exist here.
+    fn merge(&mut self, record: &Record<'_>, trusted: bool) -> Result<Merged, NotMerged>;
+    /// Passes the states in the next `slots` slots to `each`. Returns the cursor that continues, or `None` at the end.
+    fn scan(&mut self, from: Cursor, slots: u32, each: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor>;
+}
+
+/// The settings of a replica.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The name of the gate in its group.
+    pub gate: String,
+    /// Different for each process of the gate, and larger for a later one.
+    pub incarnation: u64,
+    /// The states that are sent.
+    pub replicate: Replicate,
+    /// The suppression window.
+    pub window: Duration,
+}
+
+/// How a message came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Channel {
+    /// To all gates.
+    States,
+    /// A request to this gate.
+    Request,
+    /// A part of a snapshot for this gate.
+    Chunk,
+}
+
+/// What the caller does for the replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Sends a message to all gates. `states` is the number of its records.
+    Batch {
+        /// The message.
+        bytes: Vec<u8>,
+        /// The number of its records.
+        states: u64,
+    },
+    /// Sends a request to a peer.
+    Request {
+        /// The peer.
+        to: String,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// Sends a part of a snapshot to a peer.
+    Chunk {
+        /// The peer.
+        to: String,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// Passes the batches of a peer that the stream of the bus has to [`Replica::message`] again.
+    Replay {
+        /// The peer.
+        peer: String,
+    },
+}
+
+/// A peer, for `towpath ctl show fleet`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerView {
+    /// Its name.
+    pub name: String,
+    /// It has the states of its peers.
+    pub in_step: bool,
+    /// All of its batches were received.
+    pub whole: bool,
+    /// It has the same rules, so that its states need no check.
+    pub same_rules: bool,
+    /// Time since its last message.
+    pub heard: Duration,
+    /// Age of its last message.
+    pub lag: Duration,
+}
+
+/// A snapshot that is being taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncView {
+    /// The peer.
+    pub peer: String,
+    /// Its states that have arrived.
+    pub states: u64,
+}
+
+#[derive(Debug)]
+struct Serving {
+    to: String,
+    epoch: u64,
+    cursor: Cursor,
+    chunks: u64,
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Replica {
+    settings: Settings,
+    outgoing: Outgoing,
+    peers: BTreeMap<String, Peer>,
+    sync: Sync,
+    serving: VecDeque<Serving>,
+    replays: VecDeque<String>,
+    /// The number of the next batch.
+    seq: u64,
+    /// When the next batch without records is due.
+    alive: Time,
+    /// When the bus was connected, and whether peers had time to be heard since.
+    connected: Option<Time>,
+    joined: bool,
+    /// It was connected before.
+    rejoined: bool,
+    /// Batches of a process that has ended may be missing.
+    uncertain: bool,
+    stats: FleetStats,
+}
+
+impl Replica {
+    /// A replica that is not connected.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            outgoing: Outgoing::new(settings.replicate, settings.window),
+            settings,
+            peers: BTreeMap::new(),
+            sync: Sync::default(),
+            serving: VecDeque::new(),
+            replays: VecDeque::new(),
+            seq: 1,
+            alive: Time::default(),
+            connected: None,
+            joined: false,
+            rejoined: false,
+            uncertain: false,
+            stats: FleetStats::default(),
+        }
+    }
+
+    /// A change of the table.
+    pub fn change(&mut self, record: &Record<'_>, now: Time) {
+        self.outgoing.change(record, now, &mut self.stats);
+    }
+
+    /// The reader of the journal was too slow for this many changes.
+    pub fn missed(&mut self, changes: u64) {
+        self.stats.not_sent_missed += changes;
+    }
+
+    /// A state that a walk through the table has found. A walk begins once per second.
+    pub fn scanned(&mut self, record: &Record<'_>, now: Time) {
+        self.outgoing.scanned(record, now);
+    }
+
+    /// The bus is connected, and messages arrive from now on.
+    pub fn connect(&mut self, now: Time) {
+        self.connected = Some(now);
+        self.joined = false;
+        self.alive = now;
+        self.sync.resume(now);
+    }
+
+    /// The bus is away. Peers find a gap when it is back.
+    pub fn disconnect(&mut self, now: Time) {
+        self.rejoined |= self.connected.take().is_some();
+        self.joined = false;
+        self.serving.clear();
+        self.replays.clear();
+        self.sync.interrupt(now);
+    }
+
+    /// Returns true if the gate has the states of its peers.
+    pub fn is_in_step(&self) -> bool {
+        self.connected.is_some() && self.joined && self.sync.is_idle()
+    }
+
+    /// A message that came by `channel` from the gate `from`, which the bus has authenticated.
+    pub fn message(&mut self, channel: Channel, from: &str, bytes: &[u8], table: &mut impl Table, now: Time) {
+        let message = match Message::decode(bytes) {
+            Ok(message) => message,
+            Err(MessageError::Malformed) => return self.stats.messages_malformed += 1,
+            Err(MessageError::Version(_)) => return self.stats.messages_version += 1,
+        };
+        if from == self.settings.gate {
+            // Its own batches come back.
+            self.stats.messages_own_name +=
+                u64::from(message.sender.incarnation != self.settings.incarnation);
+            return;
+        }
+        if !self.peers.contains_key(from) && !self.has_room(now) {
+            return self.stats.messages_peers += 1;
+        }
+        let Message { sender, kind, records } = message;
+        let peer = self.peers.entry(from.to_owned()).or_insert_with(|| Peer::new(sender, now));
+        // A replay has batches of the process before, too. Incarnations increase, unless the clock of the peer was set back.
+        if sender.incarnation < peer.sender.incarnation && !peer.is_silent(now) {
+            return self.stats.repeated += 1;
+        }
+        let returns = peer.is_silent(now) && !peer.is_whole();
+        // The last batches of the process before may be missing: other peers have them.
+        let first = self.connected.is_some_and(|at| peer.heard <= at) || peer.next() == 0;
+        let other = peer.sender.incarnation != sender.incarnation || self.rejoined && peer.next() == 0;
+        let age = peer.hears(sender, now);
+        if returns {
+            self.sync.want(from, Need::Missing, now);
+        }
+        if other {
+            self.uncertain = true;
+            self.want_any(now);
+        } else if first && self.uncertain {
+            self.sync.want(from, Need::Joined, self.heard_at(now));
+        }
+        match (channel, kind) {
+            (Channel::States, Kind::States { seq }) => self.batch(from, seq, records, age, table, now),
+            (Channel::Request, Kind::Request { epoch, cursor, chunks }) => {
+                self.request(from, epoch, cursor, chunks)
+            }
+            (Channel::Chunk, Kind::Chunk { epoch, cursor, next }) => {
+                self.chunk(from, (epoch, cursor, next), records, age, table, now);
+            }
+            _ => self.stats.messages_malformed += 1,
+        }
+    }
+
+    /// The next thing to do at `now`, if any.
+    pub fn poll(&mut self, table: &mut impl Table, now: Time) -> Option<Output> {
+        while self.connected.is_none() {
+            let (_, states) = self.outgoing.poll(now)?;
+            self.stats.not_sent_away += states;
+            // Peers find the gap.
+            self.seq += 1;
+        }
+        self.joined |= self.connected.is_some_and(|at| now.since(at) >= JOIN);
+        if let Some((records, states)) = self.outgoing.poll(now) {
+            return Some(self.make_batch(&records, states, table, now));
+        }
+        if now >= self.alive {
+            return Some(self.make_batch(&[], 0, table, now));
+        }
+        if let Some(peer) = self.replays.pop_front() {
+            return Some(Output::Replay { peer });
+        }
+        let peers = &self.peers;
+        let live = |name: &str| {
+            peers.get(name).filter(|peer| !peer.is_silent(now)).map(|peer| peer.sender.incarnation)
+        };
+        if let Some((to, epoch, cursor)) = self.sync.poll(now, live, &mut self.stats.snapshots_failed) {
+            let kind = Kind::Request { epoch, cursor, chunks: CHUNKS };
+            return Some(Output::Request { to, bytes: self.encode(kind, &[], table, now) });
+        }
+        None
+    }
+
+    /// The next part of a snapshot that a peer has asked for. The caller calls this while the bus takes more.
+    pub fn poll_chunk(&mut self, table: &mut impl Table, now: Time) -> Option<Output> {
+        let mut serving = self.serving.pop_front()?;
+        let (mut chunk, mut next, mut states) = (Vec::new(), Some(serving.cursor), 0);
+        for _ in 0..SCANS {
+            let Some(at) = next.filter(|_| chunk.len() < CHUNK) else { break };
+            next = table.scan(at, PART, &mut |record| {
+                if self.outgoing.carries(record) {
+                    record.encode(&mut chunk);
+                    states += 1;
+                }
+            });
+        }
+        self.stats.snapshot_sent += states;
+        let (epoch, cursor) = (serving.epoch, serving.cursor.to_bits());
+        let kind = Kind::Chunk { epoch, cursor, next: next.map(Cursor::to_bits) };
+        let bytes = self.encode(kind, &chunk, table, now);
+        let to = serving.to.clone();
+        serving.chunks -= 1;
+        if let Some(next) = next.filter(|_| serving.chunks > 0) {
+            serving.cursor = next;
+            // Peers take turns.
+            self.serving.push_back(serving);
+        }
+        Some(Output::Chunk { to, bytes })
+    }
+
+    /// Returns true if a peer has asked for chunks.
+    pub fn is_serving(&self) -> bool {
+        !self.serving.is_empty()
+    }
+
+    /// The bus did not take an output. Peers find the gap of a batch, and ask again for chunks.
+    pub fn lost(&mut self, output: &Output) {
+        if let Output::Batch { states, .. } = output {
+            self.stats.sent -= states;
+            self.stats.batches -= 1;
+            self.stats.not_sent_busy += states;
+        }
+    }
+
+    /// When [`poll`](Self::poll) is to be called next.
+    pub fn timeout(&self) -> Option<Time> {
+        let alive = self.connected.map(|_| self.alive);
+        alive.into_iter().chain(self.outgoing.timeout()).chain(self.sync.timeout()).min()
+    }
+
+    /// The counters at `now`.
+    pub fn stats(&self, now: Time) -> FleetStats {
+        let live = || self.peers.values().filter(|peer| !peer.is_silent(now));
+        FleetStats {
+            connected: self.connected.is_some().into(),
+            in_step: self.is_in_step().into(),
+            peers: live().count() as u64,
+            lag: live().map(|peer| peer.lag.as_nanos() as u64).max().unwrap_or(0),
+            ..self.stats
+        }
+    }
+
+    /// The peers that were heard lately.
+    pub fn peers(&self, table: &mut impl Table, now: Time) -> Vec<PeerView> {
+        let (own, _) = table.rules();
+        let view = |(name, peer): (&String, &Peer)| PeerView {
+            name: name.clone(),
+            in_step: peer.sender.in_step,
+            whole: peer.is_whole(),
+            same_rules: peer.sender.fingerprint == own,
+            heard: now.since(peer.heard),
+            lag: peer.lag,
+        };
+        self.peers.iter().filter(|(_, peer)| !peer.is_silent(now)).map(view).collect()
+    }
+
+    /// The snapshot that is being taken.
+    pub fn syncing(&self) -> Option<SyncView> {
+        let running = self.sync.running.as_ref()?;
+        Some(SyncView { peer: running.peer.clone(), states: running.states })
+    }
+
+    fn make_batch(&mut self, records: &[u8], states: u64, table: &mut impl Table, now: Time) -> Output {
+        let bytes = self.encode(Kind::States { seq: self.seq }, records, table, now);
+        self.seq += 1;
+        self.alive = now + ALIVE;
+        self.stats.batches += 1;
+        self.stats.sent += states;
+        Output::Batch { bytes, states }
+    }
+
+    fn encode(&self, kind: Kind, records: &[u8], table: &mut impl Table, now: Time) -> Vec<u8> {
+        let (fingerprint, unchecked) = table.rules();
+        let sender = Sender {
+            incarnation: self.settings.incarnation,
+            at: now,
+            fingerprint,
+            in_step: self.is_in_step(),
+            unchecked,
+        };
+        Message { sender, kind, records }.encode()
+    }
+
+    /// Forgets a silent peer if there is no room for another one.
+    fn has_room(&mut self, now: Time) -> bool {
+        if self.peers.len() >= MAX_PEERS {
+            let silent = self.peers.iter().filter(|(_, peer)| peer.is_silent(now));
+            let oldest = silent.min_by_key(|(_, peer)| peer.heard).map(|(name, _)| name.clone());
+            oldest.map(|name| self.peers.remove(&name));
+        }
+        self.peers.len() < MAX_PEERS
+    }
+
+    fn batch(
+        &mut self,
+        from: &str,
+        seq: u64,
+        records: &[u8],
+        age: Duration,
+        table: &mut impl Table,
+        now: Time,
+    ) {
+        let Some(peer) = self.peers.get_mut(from) else { return };
+        match peer.arrives(seq) {
+            Arrival::Next | Arrival::First { missed: false } | Arrival::Filled { last: false } => {}
+            Arrival::First { missed: true } => self.sync.want(from, Need::Joined, self.heard_at(now)),
+            Arrival::Gap => {
+                self.stats.gaps += 1;
+                if !self.replays.iter().any(|peer| peer == from) && self.replays.len() < MAX_PEERS {
+                    self.replays.push_back(from.to_owned());
+                }
+                self.sync.want(from, Need::Missing, now + REPLAY);
+            }
+            Arrival::Filled { last: true } => {
+                self.stats.replayed += 1;
+                self.sync.filled(from);
+            }
+            Arrival::Repeated => return self.stats.repeated += 1,
+        }
+        self.stats.received += self.apply(from, records, age, table, now);
+    }
+
+    fn request(&mut self, from: &str, epoch: u64, cursor: u64, chunks: u64) {
+        // A repeated request replaces the one before.
+        self.serving.retain(|serving| serving.to != from);
+        if self.serving.len() >= MAX_SERVING || chunks == 0 {
+            return self.stats.requests_refused += 1;
+        }
+        // A peer cannot make this gate send more at once.
+        let chunks = chunks.min(CHUNKS);
+        let cursor = Cursor::from_bits(cursor);
+        self.serving.push_back(Serving { to: from.to_owned(), epoch, cursor, chunks });
+    }
+
+    fn chunk(
+        &mut self,
+        from: &str,
+        part: (u64, u64, Option<u64>),
+        records: &[u8],
+        age: Duration,
+        table: &mut impl Table,
+        now: Time,
+    ) {
+        let chunk = self.sync.chunk(from, part, now);
+        if chunk == Chunk::Other {
+            return;
+        }
+        let states = self.apply(from, records, age, table, now);
+        self.stats.snapshot_received += states;
+        if let Some(running) = &mut self.sync.running {
+            running.states += states;
+        }
+        if chunk == Chunk::Last {
+            self.stats.snapshots += 1;
+            self.joined = true;
+            let Some(peer) = self.peers.get_mut(from) else { return };
+            let in_step = peer.sender.in_step;
+            self.sync.finish(in_step);
+            self.uncertain &= !in_step;
+            // Batches that went missing while the snapshot was taken need another one.
+            if !peer.is_whole() && self.sync.covers(from) {
+                peer.fill();
+                self.stats.resynced += 1;
+            }
+        }
+    }
+
+    /// Wants the snapshot of any peer.
+    fn want_any(&mut self, now: Time) {
+        let at = self.heard_at(now);
+        for (name, _) in self.peers.iter().filter(|(_, peer)| !peer.is_silent(now)) {
+            self.sync.want(name, Need::Joined, at);
+        }
+    }
+
+    /// When all peers have been heard since the bus was connected.
+    fn heard_at(&self, now: Time) -> Time {
+        self.connected.map_or(now, |at| now.max(at + HEARD))
+    }
+
+    /// Merges records. Returns their number.
+    fn apply(&mut self, from: &str, bytes: &[u8], age: Duration, table: &mut impl Table, now: Time) -> u64 {
+        let (fingerprint, _) = table.rules();
+        let sender = self.peers.get(from).map(|peer| peer.sender);
+        let trusted = sender.is_some_and(|sender| sender.fingerprint == fingerprint && !sender.unchecked);
+        let mut states = 0;
+        for item in records(bytes) {
+            let record = match item {
+                Item::Record(record) => record,
+                Item::Version => {
+                    self.stats.refused_version += 1;
+                    continue;
+                }
+                Item::Malformed => {
+                    self.stats.messages_malformed += 1;
+                    continue;
+                }
+            };
+            states += 1;
+            let mut remaining = record.remaining.saturating_sub(age);
+            if remaining.is_zero() && record.has_closed() {
+                // It ends here, too.
+                remaining = ENDED;
+            }
+            if remaining.is_zero() {
+                self.stats.refused_expired += 1;
+                continue;
+            }
+            let record = Record { remaining, ..record };
+            match table.merge(&record, trusted) {
+                Ok(merged) => {
+                    let counts = &mut self.stats;
+                    *if merged.created { &mut counts.created } else { &mut counts.merged } += 1;
+                    counts.without_window += u64::from(merged.without_window);
+                    self.outgoing.merged(&record, merged.id, now);
+                }
+                Err(reason) => *self.refused(reason) += 1,
+            }
+        }
+        states
+    }
+
+    fn refused(&mut self, reason: NotMerged) -> &mut u64 {
+        let stats = &mut self.stats;
+        match reason {
+            NotMerged::Rules => &mut stats.refused_rules,
+            NotMerged::Names => &mut stats.refused_names,
+            NotMerged::Refused(Refused::Full | Refused::ParentsFull) => &mut stats.refused_full,
+            NotMerged::Refused(_) => &mut stats.refused_limit,
+        }
+    }
+}
+
+const _: () = assert!(SILENT.as_millis() > JOIN.as_millis());

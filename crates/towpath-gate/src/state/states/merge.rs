@@ -1,0 +1,112 @@
+//! Merging a state of another gate into the table: one that this table does not have is inserted, a live one takes over what the other
+//! gate has seen beyond it.
+//!
+//! What: the result of a merge does not depend on how often or in which order records arrive. Packets and bytes are the larger ones of
+//! each direction, the flags seen on a TCP connection are those of both gates, and the expiry is the later one. A connection that has
+//! ended for the other gate has its shorter lifetime here, too. A SYN that begins another connection in the same state replaces what
+//! was seen of the one before.
+//!
+//! Packets of worker threads change the state meanwhile: see the [entry](crate::state::table::entry).
+
+use towpath_wire::Time;
+
+use super::{AddressFamily, States};
+use crate::state::concurrent::worker_counters::Counter;
+use crate::state::table::entry::{ASSURED, Entry, ExpiryChange, SEEN_REPLY, Seen, WIDE_COUNTS, after};
+use crate::state::table::key::{Key, Side, with_key};
+use crate::state::{Installed, Limit, Name, Refused, RuleId, Saved};
+
+/// A state after a merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MergedState {
+    /// As [`Saved::id`].
+    pub(crate) id: u32,
+    /// The merge has inserted it.
+    pub(crate) created: bool,
+}
+
+impl States {
+    /// Merges a saved state, as one of `rule` and `name` if there is no live one of this flow and name.
+    pub(crate) fn merge(
+        &mut self,
+        saved: &Saved,
+        rule: RuleId,
+        name: Name,
+        limit: Option<Limit>,
+        now: Time,
+    ) -> Result<MergedState, Refused> {
+        self.begin(now);
+        let flow = &*self.key_flow(&saved.listed.flow);
+        let merged = |this: &Self| with_key!(flow, |key, side| this.merge_live(&key, side, name, saved, now));
+        if let Some(merged) = merged(self) {
+            return Ok(merged);
+        }
+        let installed = self.restore(saved, rule, name, limit, now)?;
+        let created = installed == Installed::New;
+        // A worker may have inserted the state, or unlinked it, since.
+        let merged = merged(self).ok_or(Refused::Full)?;
+        Ok(MergedState { created, ..merged })
+    }
+
+    fn merge_live<const N: usize>(
+        &self,
+        key: &Key<N>,
+        side: Side,
+        name: Name,
+        saved: &Saved,
+        now: Time,
+    ) -> Option<MergedState>
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        let family = Key::<N>::family(&self.shared);
+        let slot = family.find_any(&Key::<N>::local(self).index, key, name)?;
+        let entry = family.entry(slot);
+        if !self.live(now).accepts(entry) {
+            return None;
+        }
+        let same = entry.header().forward() == side;
+        let order = |[forward, reverse]: [u64; 2]| if same { [forward, reverse] } else { [reverse, forward] };
+        let (packets, bytes) = (order(saved.listed.packets), order(saved.listed.bytes));
+        let own = family.counts(slot);
+        let newer = [0, 1].map(|at| packets[at] > own[at][0]);
+        let expires = (now + saved.listed.remaining).min(after(now, u32::MAX));
+        let seen = Seen { proto: saved.listed.flow.proto, bits: saved.seen, reversed: !same, newer };
+        if let ExpiryChange::Shortened(end) = entry.merge(expires, seen) {
+            family.schedule_sooner(slot, end);
+        }
+        self.add_missing(entry, slot, [0, 1].map(|at| [packets[at], bytes[at]]), own);
+        if (saved.replied || packets[1] > 0 && own[1][0] > 0) && entry.set_flag(ASSURED) {
+            self.count(Counter::Assured);
+        }
+        if packets[1] > 0 {
+            entry.set_flag(SEEN_REPLY);
+        }
+        Some(MergedState { id: slot << 1 | u32::from(Key::<N>::V6), created: false })
+    }
+
+    /// Adds what `own` lacks of `counts`, as wide counts.
+    fn add_missing<const N: usize>(
+        &self,
+        entry: Entry<'_, N>,
+        slot: u32,
+        counts: [[u64; 2]; 2],
+        own: [[u64; 2]; 2],
+    ) where
+        Key<N>: AddressFamily<N>,
+    {
+        let missing = [0, 1].map(|at| [0, 1].map(|word| counts[at][word].saturating_sub(own[at][word])));
+        if missing == [[0; 2]; 2] {
+            return;
+        }
+        let family = Key::<N>::family(&self.shared);
+        family.wide_counters.update(slot, |wide| {
+            entry.set_flag(WIDE_COUNTS);
+            for (wide, missing) in wide.iter_mut().flatten().zip(missing.iter().flatten()) {
+                *wide += missing;
+            }
+            // As in `widen_counts`: the flag is set first, so that the worker that unlinks the state removes the wide counts.
+            family.slab.is_occupied(slot)
+        });
+    }
+}
