@@ -6,6 +6,9 @@
 //! handed over stays: connections with TLS, outbound connections, and all connections with [`OnWorkerEnd::Close`], whose workers have
 //! state of them. The pool serves these until they end or `drain` has passed, then drains as after SIGTERM, and ends.
 //!
+//! A pool of `towpath run` is a part of a process: the supervisor starts the new process, and begins and completes the upgrade through
+//! [`super::PoolControl`]. The pool is in [`State::Moving`] only, and keeps its listeners until it is told to end.
+//!
 //! Invariants:
 //! - A connection is attached in one process at a time, and has no message there when it leaves.
 //! - The old process owns the listeners, their files and the control socket until the new one is told that everything was handed over.
@@ -69,8 +72,8 @@ towpath_metrics::metrics! {
 /// The data that a pool hands over besides its connections.
 #[derive(Debug)]
 pub struct Upgradable {
-    /// The program to start.
-    pub executable: Executable,
+    /// The program to start. `None`: the process has other services, and [`super::PoolControl::hand_over`] begins and completes an upgrade.
+    pub executable: Option<Executable>,
     /// The arguments that name the listening addresses, in the order of the server's listeners.
     pub listen: Vec<String>,
     /// Time for the new process to be ready.
@@ -85,6 +88,8 @@ pub struct Upgradable {
     pub connectors: Vec<Connector>,
     /// The process that this one replaces, after Go.
     pub predecessor: Option<Predecessor>,
+    /// The same after Done: the end of this channel tells that process that this one has ended, until it ends itself.
+    pub finished: Option<Predecessor>,
 }
 
 /// State of upgrades of a pool.
@@ -186,13 +191,24 @@ impl Upgrades {
     /// The new process has the listeners and the control socket from here on, if it serves.
     fn give_up(&mut self) {
         let Self { own: Some(own), state: State::Moving(moving), .. } = self else { return };
-        if !moving.open || moving.ending || std::mem::replace(&mut moving.given_up, true) {
+        let part = own.executable.is_none();
+        if !moving.open || moving.ending || part && !moving.done {
             return;
         }
-        service_manager::notify(&format!("MAINPID={}", moving.successor.id()));
+        if std::mem::replace(&mut moving.given_up, true) {
+            return;
+        }
+        if !part {
+            service_manager::notify(&format!("MAINPID={}", moving.successor.id()));
+        }
         own.files.iter_mut().for_each(SocketFile::give_up);
         own.control.iter_mut().for_each(|(_, server)| server.hand_over());
         own.connectors.clear();
+    }
+
+    /// Returns true if the process has other services, whose upgrade is completed with this one's.
+    fn is_part(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.executable.is_none())
     }
 
     /// The pool ends: processes that did not take over are ended, too.
@@ -221,6 +237,25 @@ impl Moving {
 }
 
 impl Upgradable {
+    /// A pool of a process that has other services: its Unix listeners' files, those that it inherits, and the other end of its upgrade.
+    pub const fn part(
+        files: Vec<SocketFile>,
+        later: Vec<InheritedFile>,
+        predecessor: Option<Predecessor>,
+    ) -> Self {
+        Self {
+            executable: None,
+            listen: Vec::new(),
+            limit: Duration::ZERO,
+            files,
+            later,
+            control: None,
+            connectors: Vec::new(),
+            predecessor,
+            finished: None,
+        }
+    }
+
     /// The objects for a new process.
     fn objects(&self, server: &Server) -> io::Result<Vec<Object>> {
         let mut objects = Vec::new();
@@ -317,6 +352,9 @@ impl WorkerPool {
 
     /// Starts an upgrade, or says why not.
     pub(super) fn begin_upgrade(&mut self) {
+        if let Some(successor) = self.signals.successor() {
+            return self.hand_over_to(successor);
+        }
         let Upgrades { own, state, stats, .. } = &mut self.upgrades;
         let refused = match (&own, &state) {
             (None, _) => "this process cannot be upgraded",
@@ -333,12 +371,13 @@ impl WorkerPool {
             }
             _ => "",
         };
-        let Some(own) = own.as_mut().filter(|_| refused.is_empty()) else {
+        let own = own.as_mut().filter(|_| refused.is_empty());
+        let Some((own, executable)) = own.and_then(|own| Some((&*own, own.executable.as_ref()?))) else {
             return tracing::warn!("SIGUSR2 ignored: {refused}");
         };
-        let path = own.executable.path().display();
+        let path = executable.path().display();
         let objects = own.objects(&self.driver.server());
-        let started = objects.and_then(|objects| Successor::start(&own.executable, SERVICE, objects));
+        let started = objects.and_then(|objects| Successor::start(executable, SERVICE, objects));
         match started {
             Ok(successor) => {
                 tracing::info!("upgrade: process {} of {path} starts", successor.id());
@@ -401,7 +440,7 @@ impl WorkerPool {
     pub(super) fn drain_upgrade(&mut self) {
         self.cancel_upgrade("the mux was told to end");
         let own = self.upgrades.own.as_ref();
-        if own.is_some() {
+        if own.is_some_and(|own| own.executable.is_some()) {
             service_manager::notify("STOPPING=1");
         }
         if let Some(predecessor) = own.and_then(|own| own.predecessor.as_ref()) {
@@ -502,11 +541,26 @@ impl WorkerPool {
         }
     }
 
+    /// The process, of which this pool is a part, is replaced by a new one.
+    fn hand_over_to(&mut self, successor: Successor) {
+        if self.draining.is_some() {
+            return self.signals.tell_moved();
+        }
+        self.driver.server().suspend_listening(true);
+        // Fails if there is no memory: a loss is then found at the next item.
+        let _ = self.driver.watch(&successor, SUCCESSOR);
+        self.begin_moving(successor, Instant::now());
+    }
+
     /// The new process has served for a while: it gets the connections.
     fn begin_hand_over(&mut self, now: Instant) {
         let State::Trial { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
         tracing::info!("upgrade: process {} serves from here on", successor.id());
         self.driver.unwatch(successor.process());
+        self.begin_moving(successor, now);
+    }
+
+    fn begin_moving(&mut self, successor: Successor, now: Instant) {
         let moving = Moving {
             successor,
             open: true,
@@ -564,9 +618,10 @@ impl WorkerPool {
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         moving.open = false;
         self.driver.unwatch(moving.successor.as_fd());
-        if moving.done && moving.successor.is_flushed() {
+        if moving.given_up && moving.successor.is_flushed() {
             return;
         }
+        self.signals.tell_moved();
         let back = moving.successor.take_back();
         let continues = !moving.given_up && !moving.ending && self.draining.is_none();
         let server = self.driver.server();
@@ -592,6 +647,7 @@ impl WorkerPool {
     /// Sends connections that were unattached, and begins the drain when none is left, or at the deadline. Called after their ends were
     /// read.
     pub(super) fn finish_upgrade(&mut self, now: Instant) {
+        let part = self.upgrades.is_part();
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         let stats = &mut self.upgrades.stats;
         if moving.open {
@@ -607,8 +663,9 @@ impl WorkerPool {
         }
         let HandOver { finishing, waiting, staying } = moving.over;
         let (looked, mut given_up) = (moving.looked == Some(now) || drained, false);
-        if looked && !moving.done && moving.open && finishing + waiting == 0 && moving.successor.is_flushed()
-        {
+        let (part, late) = (part && self.draining.is_none(), now >= moving.until);
+        let complete = looked && finishing + waiting == 0 && moving.successor.is_flushed();
+        if !moving.done && moving.open && (complete || part && late) {
             moving.done = true;
             moving.successor.push(Message::Done);
             given_up = true;
@@ -620,8 +677,14 @@ impl WorkerPool {
                 moving.successor.id()
             );
         }
+        if part {
+            // The process owns the listeners and completes the upgrade, or takes everything back.
+            return if moving.done {
+                self.signals.tell_moved()
+            };
+        }
         let empty = looked && moving.over == HandOver::default() && (moving.done || !moving.open);
-        let (late, until) = (now >= moving.until, moving.until);
+        let until = moving.until;
         if given_up {
             self.driver.server().stop_listening();
             self.upgrades.give_up();
@@ -704,7 +767,11 @@ impl WorkerPool {
                 );
             }
         }
-        own.predecessor = None;
+        let part = own.executable.is_none();
+        own.finished = own.predecessor.take().filter(|_| part && matches!(end, Some(Ok(()))));
+        if let Some(predecessor) = &own.finished {
+            self.driver.unwatch(predecessor.as_fd());
+        }
         // The older process has given them up, or ended without removing them.
         for file in own.later.drain(..) {
             match file {
