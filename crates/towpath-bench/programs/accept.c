@@ -1,7 +1,10 @@
 /* An NFQUEUE program as its users write them: accepts all packets, with a verdict each or in batches.
  *
  * accept single|batch|rebuild QUEUE: prints "ready" when the queue is open, and runs until it is killed. rebuild destroys and creates the
- * queue again 1,000 times while it accepts packets, and prints "done". */
+ * queue again 1,000 times while it accepts packets, and prints "done".
+ *
+ * The kernel answers a verdict for a packet of the destroyed queue with an error, which the library can take for the answer to its next
+ * request. The program then opens everything again. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
@@ -22,7 +25,7 @@ static int batch;
 static unsigned long packets;
 static unsigned last, open_packets;
 
-static int handle(struct nfq_q_handle *queue, struct nfgenmsg *message, struct nfq_data *data, void *context)
+static int handle(struct nfq_q_handle *queue_, struct nfgenmsg *message, struct nfq_data *data, void *context)
 {
     unsigned id = ntohl(nfq_get_msg_packet_hdr(data)->packet_id);
     unsigned char *payload;
@@ -31,48 +34,58 @@ static int handle(struct nfq_q_handle *queue, struct nfgenmsg *message, struct n
         return -1;
     packets++;
     if (!batch)
-        return nfq_set_verdict(queue, id, NF_ACCEPT, 0, NULL);
+        return nfq_set_verdict(queue_, id, NF_ACCEPT, 0, NULL);
     last = id;
     if (++open_packets == BATCH) {
         open_packets = 0;
-        return nfq_set_verdict_batch(queue, id, NF_ACCEPT);
+        return nfq_set_verdict_batch(queue_, id, NF_ACCEPT);
     }
     return 0;
 }
 
-static struct nfq_q_handle *open_queue(struct nfq_handle *handle_, int number)
+static struct nfq_handle *library;
+static struct nfq_q_handle *queue;
+
+static int create_queue(int number)
 {
-    struct nfq_q_handle *queue = nfq_create_queue(handle_, number, handle, NULL);
-    if (!queue || nfq_set_mode(queue, NFQNL_COPY_PACKET, 0xffff) < 0 || nfq_set_queue_maxlen(queue, 20000) < 0) {
-        perror("the queue");
-        exit(1);
+    queue = nfq_create_queue(library, number, handle, NULL);
+    return queue && nfq_set_mode(queue, NFQNL_COPY_PACKET, 0xffff) >= 0 && nfq_set_queue_maxlen(queue, 20000) >= 0;
+}
+
+static void open_queue(int number)
+{
+    int one = 1, tries = 100;
+    while (!library || !create_queue(number)) {
+        if (!--tries) {
+            perror("the queue");
+            exit(1);
+        }
+        if (library)
+            nfq_close(library);
+        library = nfq_open();
     }
-    return queue;
+    nfnl_rcvbufsiz(nfq_nfnlh(library), 32 << 20);
+    setsockopt(nfq_fd(library), SOL_NETLINK, NETLINK_NO_ENOBUFS, &one, sizeof one);
 }
 
 int main(int argc, char **argv)
 {
     static char buffer[0x11000] __attribute__((aligned));
-    struct nfq_handle *handle_ = nfq_open();
-    struct nfq_q_handle *queue;
     unsigned long next = BETWEEN;
-    int one = 1, rebuilds = 0, number, fd;
+    int rebuilds = 0, number;
 
-    if (argc != 3 || !handle_)
+    if (argc != 3)
         return 1;
     number = atoi(argv[2]);
     batch = !strcmp(argv[1], "batch");
-    queue = open_queue(handle_, number);
-    fd = nfq_fd(handle_);
-    nfnl_rcvbufsiz(nfq_nfnlh(handle_), 32 << 20);
-    setsockopt(fd, SOL_NETLINK, NETLINK_NO_ENOBUFS, &one, sizeof one);
+    open_queue(number);
     puts("ready");
     fflush(stdout);
     for (;;) {
         ssize_t length;
-        length = recv(fd, buffer, sizeof buffer, open_packets ? MSG_DONTWAIT : 0);
+        length = recv(nfq_fd(library), buffer, sizeof buffer, open_packets ? MSG_DONTWAIT : 0);
         if (length > 0) {
-            nfq_handle_packet(handle_, buffer, length);
+            nfq_handle_packet(library, buffer, length);
         } else if (errno == EAGAIN && open_packets) { /* The rest of a batch when no packet comes. */
             nfq_set_verdict_batch(queue, last, NF_ACCEPT);
             open_packets = 0;
@@ -81,7 +94,7 @@ int main(int argc, char **argv)
             return 1;
         if (!strcmp(argv[1], "rebuild") && rebuilds < REBUILDS && packets >= next) {
             nfq_destroy_queue(queue);
-            queue = open_queue(handle_, number);
+            open_queue(number);
             next = packets + BETWEEN;
             if (++rebuilds == REBUILDS) {
                 puts("done");

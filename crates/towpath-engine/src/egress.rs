@@ -190,12 +190,9 @@ impl<C: Channel> PortIo<C> {
 
     /// Drops the packets that wait for neighbors, when the engine ends.
     pub fn abandon_neighbors(&mut self) {
-        let mut waiting = Vec::new();
-        if let Some(resolver) = &mut self.resolver {
-            resolver.abandon(|port, packets| waiting.push((usize::from(port), packets)));
-        }
-        for (port, packets) in waiting {
-            self.count_drop(port, DropReason::Unresolved, packets);
+        let waiting = self.resolver.as_mut().map(Resolver::abandon);
+        for (port, frame, meta) in waiting.into_iter().flatten() {
+            self.drop(port.into(), DropReason::Unresolved, &frame, &meta);
         }
     }
 
@@ -220,16 +217,13 @@ impl<C: Channel> PortIo<C> {
     }
 
     fn drop(&mut self, port: usize, reason: DropReason, frame: &[u8], meta: &Meta) {
-        self.count_drop(port, reason, meta.packets.into());
-        self.lost.keep(reason, frame, meta);
-    }
-
-    fn count_drop(&mut self, port: usize, reason: DropReason, packets: u64) {
+        let packets = u64::from(meta.packets);
         if let Some(tx) = self.tx_queues.get_mut(port) {
             tx.drops.drops[reason] += packets;
         }
         self.drops[reason] += packets;
         self.dropped |= packets > 0;
+        self.lost.keep(reason, frame, meta);
     }
 
     /// Queues a packet. Returns why it is dropped, if it is.

@@ -56,7 +56,8 @@ pub struct Engine<E: PacketIo> {
     pub(crate) locks: FlowLocks,
     /// The burst that is being processed, if packets may be borrowed from it.
     pub(crate) burst: Option<Arc<Burst>>,
-    pub(crate) reassembler: Reassembler,
+    /// With the port that a fragment came in by.
+    pub(crate) reassembler: Reassembler<(PortId, Meta)>,
     pub(crate) verdicts: VerdictBatch,
     pub(crate) injected: InjectBatch,
     pub(crate) clock: Clock,
@@ -243,7 +244,7 @@ impl<E: PacketIo> Engine<E> {
             self.wait()?;
         }
         let unfinished = self.reassembler.drain();
-        self.count(Outcome::Dropped(DropReason::Reassembly), unfinished);
+        self.drop_fragments(unfinished);
         self.walker.states_mut().expire_all(self.clock.now);
         Ok(())
     }
@@ -263,7 +264,7 @@ impl<E: PacketIo> Engine<E> {
             self.end(id, Outcome::Dropped(DropReason::Shutdown));
         }
         let unfinished = self.reassembler.drain();
-        self.count(Outcome::Dropped(DropReason::Reassembly), unfinished);
+        self.drop_fragments(unfinished);
         let dropped = self.totals.dropped() - before;
         self.flush()?;
         Ok(dropped)
@@ -471,7 +472,7 @@ impl<E: PacketIo> Engine<E> {
         let Some(budget) = self.clock.expire_budget() else { return };
         self.walker.expire(self.clock.now, budget);
         let late = self.reassembler.expire(self.clock.now);
-        self.count(Outcome::Dropped(DropReason::Reassembly), late);
+        self.drop_fragments(late);
     }
 
     /// Takes over the packets that passed and failed to leave.

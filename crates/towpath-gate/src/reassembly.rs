@@ -8,10 +8,11 @@
 //!
 //! Bounded in datagrams, in fragments of each, and in bytes; without room, the oldest datagram is dropped. The caller
 //! provides the time. Each fragment is accounted for once: in the `parts` of a complete datagram, or in the number
-//! that `add`, `expire` or `drain` report as dropped.
+//! that `add`, `expire` or `drain` report as dropped. [`Reassembler::take_lost`] has the dropped frames.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::time::Duration;
 
 use towpath_wire::{self as wire, Addresses, Fragment, Packet, Time};
@@ -29,11 +30,19 @@ pub const MAX_BYTES: usize = 8 << 20;
 /// The longest IPv4 packet.
 const MAX_PACKET: usize = 65_535;
 
-/// Incomplete datagrams.
-#[derive(Debug, Default)]
-pub struct Reassembler {
-    waiting: HashMap<Key, Datagram>,
+/// Incomplete datagrams. `T` is what the caller needs to know about a fragment that is dropped.
+#[derive(Debug)]
+pub struct Reassembler<T = ()> {
+    waiting: HashMap<Key, Datagram<T>>,
     bytes: usize,
+    /// The fragments that the last call dropped.
+    lost: Vec<(Vec<u8>, T)>,
+}
+
+impl<T> Default for Reassembler<T> {
+    fn default() -> Self {
+        Self { waiting: HashMap::new(), bytes: 0, lost: Vec::new() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,19 +55,38 @@ struct Key {
 }
 
 #[derive(Debug)]
-struct Datagram {
+struct Datagram<T> {
     since: Time,
-    /// The link header and IPv4 header of the first fragment, and the position of the latter.
-    head: Option<(Vec<u8>, usize)>,
     /// The length of the payload, known from the last fragment.
     len: Option<usize>,
-    /// Payload by offset.
-    pieces: Vec<(usize, Vec<u8>)>,
+    /// By offset.
+    pieces: Vec<Kept<T>>,
     bytes: usize,
     /// The number of packets that the pieces stand for.
     parts: u32,
     /// The length of the longest fragment, with its IPv4 header.
     longest: u16,
+}
+
+/// A fragment that waits for the others.
+#[derive(Debug)]
+struct Kept<T> {
+    offset: usize,
+    frame: Vec<u8>,
+    /// Positions of the IPv4 header and of the payload in the frame, and the end of the payload.
+    network: usize,
+    payload: Range<usize>,
+    tag: T,
+}
+
+impl<T> Kept<T> {
+    fn payload(&self) -> &[u8] {
+        &self.frame[self.payload.clone()]
+    }
+
+    fn end(&self) -> usize {
+        self.offset + self.payload.len()
+    }
 }
 
 /// The result of [`Reassembler::add`].
@@ -83,7 +111,7 @@ pub struct Whole {
     pub longest: u16,
 }
 
-impl Reassembler {
+impl<T> Reassembler<T> {
     /// A reassembler without datagrams.
     pub fn new() -> Self {
         Self::default()
@@ -97,10 +125,14 @@ impl Reassembler {
     /// Adds a fragment. A packet that is not an IPv4 fragment, or that the capture truncated, is dropped.
     ///
     /// `parts` is the number of packets that it stands for: 1, unless it was itself reassembled. `zone` is that of its port.
-    pub fn add(&mut self, packet: &Packet<'_>, zone: u16, parts: u32, now: Time) -> Added {
-        let Some((key, piece)) = piece(packet, zone) else { return Added { whole: None, dropped: parts } };
+    pub fn add(&mut self, packet: &Packet<'_>, zone: u16, parts: u32, now: Time, tag: T) -> Added {
+        self.lost.clear();
+        let Some((key, piece)) = piece(packet, zone) else {
+            self.lost.push((packet.frame.to_vec(), tag));
+            return Added { whole: None, dropped: parts };
+        };
         // The caller expires datagrams only now and then. Which fragments belong together must not depend on that.
-        let late = |datagram: &Datagram| now.since(datagram.since) > LIFETIME;
+        let late = |datagram: &Datagram<T>| now.since(datagram.since) > LIFETIME;
         let mut dropped = if self.waiting.get(&key).is_some_and(late) { self.drop_datagram(&key) } else { 0 };
         // A duplicate needs no room.
         if let Some(datagram) = self.waiting.get_mut(&key).filter(|datagram| datagram.has(&piece)) {
@@ -108,46 +140,54 @@ impl Reassembler {
             return Added { whole: None, dropped };
         }
         while !self.waiting.contains_key(&key) && self.waiting.len() >= MAX_DATAGRAMS
-            || self.bytes + piece.payload.len() > MAX_BYTES
+            || self.bytes + piece.frame.len() > MAX_BYTES
         {
             dropped += self.drop_oldest();
         }
         let datagram = self.waiting.entry(key).or_insert_with(|| Datagram::new(now));
         datagram.parts += parts;
-        self.bytes += piece.payload.len();
-        let fits = datagram.insert(&piece);
+        self.bytes += piece.frame.len();
+        let fits = datagram.insert(&piece, tag);
         if fits && !datagram.is_whole() {
+            return Added { whole: None, dropped };
+        }
+        if !fits {
+            dropped += self.drop_datagram(&key);
             return Added { whole: None, dropped };
         }
         let Some(datagram) = self.waiting.remove(&key) else { return Added { whole: None, dropped } };
         self.bytes -= datagram.bytes;
         let (parts, longest) = (datagram.parts, datagram.longest);
-        match datagram.into_frame() {
-            Some(frame) if fits => Added { whole: Some(Whole { frame, parts, longest }), dropped },
-            _ => Added { whole: None, dropped: dropped + parts },
+        match datagram.frame() {
+            Some(frame) => Added { whole: Some(Whole { frame, parts, longest }), dropped },
+            None => Added { whole: None, dropped: dropped + self.lose(datagram) },
         }
     }
 
     /// Drops the datagrams that have waited longer than [`LIFETIME`]. Returns the number of fragments dropped.
     pub fn expire(&mut self, now: Time) -> u32 {
-        let mut dropped = 0;
-        let bytes = &mut self.bytes;
-        self.waiting.retain(|_, datagram| {
-            let keep = now.since(datagram.since) <= LIFETIME;
-            if !keep {
-                dropped += datagram.parts;
-                *bytes -= datagram.bytes;
-            }
-            keep
-        });
-        dropped
+        self.drop_all(|datagram| now.since(datagram.since) > LIFETIME)
     }
 
     /// Drops all datagrams. Returns the number of fragments dropped.
     pub fn drain(&mut self) -> u32 {
-        let dropped = self.waiting();
-        self.waiting.clear();
-        self.bytes = 0;
+        self.drop_all(|_| true)
+    }
+
+    /// The frames that the last call dropped. An exact duplicate has none of its own.
+    pub fn take_lost(&mut self) -> Vec<(Vec<u8>, T)> {
+        std::mem::take(&mut self.lost)
+    }
+
+    fn drop_all(&mut self, which: impl Fn(&Datagram<T>) -> bool) -> u32 {
+        self.lost.clear();
+        let Self { waiting, bytes, lost } = self;
+        let mut dropped = 0;
+        for (_, datagram) in waiting.extract_if(|_, datagram| which(datagram)) {
+            *bytes -= datagram.bytes;
+            dropped += datagram.parts;
+            lost.extend(datagram.into_lost());
+        }
         dropped
     }
 
@@ -160,7 +200,14 @@ impl Reassembler {
     fn drop_datagram(&mut self, key: &Key) -> u32 {
         let Some(datagram) = self.waiting.remove(key) else { return 0 };
         self.bytes -= datagram.bytes;
-        datagram.parts
+        self.lose(datagram)
+    }
+
+    /// Keeps the frames of a dropped datagram for [`take_lost`](Self::take_lost). Returns the number of its fragments.
+    fn lose(&mut self, datagram: Datagram<T>) -> u32 {
+        let parts = datagram.parts;
+        self.lost.extend(datagram.into_lost());
+        parts
     }
 }
 
@@ -168,10 +215,15 @@ impl Reassembler {
 struct Piece<'a> {
     offset: usize,
     last: bool,
-    payload: &'a [u8],
-    /// Everything before the payload.
-    head: &'a [u8],
+    frame: &'a [u8],
     network: usize,
+    payload: Range<usize>,
+}
+
+impl Piece<'_> {
+    fn payload(&self) -> &[u8] {
+        &self.frame[self.payload.clone()]
+    }
 }
 
 fn piece<'a>(packet: &Packet<'a>, zone: u16) -> Option<(Key, Piece<'a>)> {
@@ -183,49 +235,50 @@ fn piece<'a>(packet: &Packet<'a>, zone: u16) -> Option<(Key, Piece<'a>)> {
     let header = usize::from(packet.frame.get(network)? & 0x0f) * 4;
     let end = network + packet.ip_len as usize;
     // None if the capture truncated the packet.
-    let payload = packet.frame.get(network + header..end)?;
+    let payload = network + header..end;
+    if packet.frame.get(payload.clone())?.is_empty() {
+        return None;
+    }
     let offset = usize::from(packet.fragment_offset) * 8;
     let last = packet.ipoff_flags() & wire::MF == 0;
     // All but the last fragment carry a multiple of eight bytes (RFC 791, 3.2).
-    if payload.is_empty() || !last && payload.len() % 8 != 0 || header + offset + payload.len() > MAX_PACKET {
+    if !last && payload.len() % 8 != 0 || header + offset + payload.len() > MAX_PACKET {
         return None;
     }
-    let head = &packet.frame[..network + header];
     let key = Key { zone, src, dst, proto: packet.proto, id: packet.ip_id()? };
-    Some((key, Piece { offset, last, payload, head, network }))
+    Some((key, Piece { offset, last, frame: packet.frame, network, payload }))
 }
 
-impl Datagram {
+impl<T> Datagram<T> {
     fn new(since: Time) -> Self {
-        Self { since, head: None, len: None, pieces: Vec::new(), bytes: 0, parts: 0, longest: 0 }
+        Self { since, len: None, pieces: Vec::new(), bytes: 0, parts: 0, longest: 0 }
     }
 
     /// Returns true if exactly this piece is there.
     fn has(&self, piece: &Piece<'_>) -> bool {
-        let same = |(offset, bytes): &(usize, Vec<u8>)| *offset == piece.offset && bytes == piece.payload;
+        let same = |kept: &Kept<T>| kept.offset == piece.offset && kept.payload() == piece.payload();
         let ends = self.len == Some(piece.offset + piece.payload.len());
         ends == piece.last && self.pieces.iter().any(same)
     }
 
     /// Keeps a piece. Returns false if the datagram is inconsistent with it.
-    fn insert(&mut self, piece: &Piece<'_>) -> bool {
+    fn insert(&mut self, piece: &Piece<'_>, tag: T) -> bool {
         let (start, end) = (piece.offset, piece.offset + piece.payload.len());
-        let at = self.pieces.partition_point(|(offset, _)| *offset < start);
+        let at = self.pieces.partition_point(|kept| kept.offset < start);
         let before = at.checked_sub(1).map(|i| &self.pieces[i]);
-        let overlaps = before.is_some_and(|(offset, bytes)| offset + bytes.len() > start)
-            || self.pieces.get(at).is_some_and(|(offset, _)| *offset < end);
-        self.pieces.insert(at, (start, piece.payload.to_vec()));
-        self.bytes += piece.payload.len();
-        let longest = piece.head.len() - piece.network + piece.payload.len();
+        let overlaps = before.is_some_and(|kept| kept.end() > start)
+            || self.pieces.get(at).is_some_and(|kept| kept.offset < end);
+        let Piece { offset, network, payload, .. } = piece;
+        let (frame, payload) = (piece.frame.to_vec(), payload.clone());
+        self.bytes += frame.len();
+        self.pieces.insert(at, Kept { offset: *offset, frame, network: *network, payload, tag });
+        let longest = piece.payload.end - piece.network;
         self.longest = self.longest.max(longest as u16);
-        if start == 0 {
-            self.head = Some((piece.head.to_vec(), piece.network));
-        }
         let agrees = self.len.is_none_or(|len| if piece.last { end == len } else { end <= len });
         if piece.last {
             self.len = Some(end);
         }
-        let furthest = self.pieces.last().map_or(0, |(offset, bytes)| offset + bytes.len());
+        let furthest = self.pieces.last().map_or(0, Kept::end);
         agrees
             && !overlaps
             && self.len.is_none_or(|len| furthest <= len)
@@ -233,23 +286,27 @@ impl Datagram {
     }
 
     fn is_whole(&self) -> bool {
-        let have: usize = self.pieces.iter().map(|(_, bytes)| bytes.len()).sum();
-        self.head.is_some() && self.len == Some(have)
+        let have: usize = self.pieces.iter().map(|kept| kept.payload.len()).sum();
+        self.pieces.first().is_some_and(|kept| kept.offset == 0) && self.len == Some(have)
     }
 
-    fn into_frame(self) -> Option<Vec<u8>> {
-        let (mut frame, network) = self.head?;
-        for (_, bytes) in &self.pieces {
-            frame.extend_from_slice(bytes);
-        }
+    /// The frame of a complete datagram.
+    fn frame(&self) -> Option<Vec<u8>> {
+        let Kept { frame: first, network, payload, .. } = self.pieces.first()?;
+        let mut frame = first[..payload.start].to_vec();
+        self.pieces.iter().for_each(|kept| frame.extend_from_slice(kept.payload()));
         let total = u16::try_from(frame.len() - network).ok()?;
-        let header = frame.get_mut(network..)?;
+        let header = frame.get_mut(*network..)?;
         header[2..4].copy_from_slice(&total.to_be_bytes());
         // Don't Fragment stays; More Fragments and the offset are cleared.
         header[6] &= 0x40;
         header[7] = 0;
-        wire::checksum::fill_ip4(&mut frame, network);
+        wire::checksum::fill_ip4(&mut frame, *network);
         Some(frame)
+    }
+
+    fn into_lost(self) -> impl Iterator<Item = (Vec<u8>, T)> {
+        self.pieces.into_iter().map(|kept| (kept.frame, kept.tag))
     }
 }
 
@@ -286,7 +343,7 @@ mod tests {
 
     fn add(reassembler: &mut Reassembler, frame: &[u8], secs: u64) -> Added {
         let packet = wire::parse(LinkType::ETHERNET, frame, 0).unwrap();
-        reassembler.add(&packet, 0, 1, Time::from_secs(secs))
+        reassembler.add(&packet, 0, 1, Time::from_secs(secs), ())
     }
 
     proptest! {
@@ -327,6 +384,11 @@ mod tests {
         let mut other = pieces[0].clone();
         *other.last_mut().unwrap() ^= 1;
         assert_eq!(add(&mut reassembler, &other, 1), Added { whole: None, dropped: 3 }, "other bytes");
+        let mut lost: Vec<_> = reassembler.take_lost().into_iter().map(|(frame, ())| frame).collect();
+        lost.sort_unstable();
+        let mut sent = vec![pieces[0].clone(), other, pieces[2].clone()];
+        sent.sort_unstable();
+        assert_eq!(lost, sent, "the frames as they were received");
         // Two different ends.
         let (_, longer) = fragments(&[1; 200], 24, 5);
         add(&mut reassembler, pieces.last().unwrap(), 1);
@@ -363,7 +425,7 @@ mod tests {
         let mut reassembler = Reassembler::new();
         let mut add = |frame: &[u8], zone| {
             let packet = wire::parse(LinkType::ETHERNET, frame, 0).unwrap();
-            reassembler.add(&packet, zone, 1, Time::from_secs(1)).whole.is_some()
+            reassembler.add(&packet, zone, 1, Time::from_secs(1), ()).whole.is_some()
         };
         assert_eq!([add(first, 1), add(last, 2), add(first, 2), add(last, 1)], [false, false, true, true]);
     }
@@ -375,7 +437,7 @@ mod tests {
         add(&mut reassembler, &pieces[0], 1);
         add(&mut reassembler, &pieces[1], 20);
         assert_eq!(reassembler.expire(Time::from_secs(31)), 0);
-        assert_eq!(reassembler.expire(Time::from_secs(32)), 2);
+        assert_eq!((reassembler.expire(Time::from_secs(32)), reassembler.take_lost().len()), (2, 2));
         for id in 0..MAX_DATAGRAMS as u16 + 1 {
             let (_, pieces) = fragments(&[1; 100], 24, id);
             let added = add(&mut reassembler, &pieces[0], 40 + u64::from(id));
@@ -394,7 +456,7 @@ mod tests {
         add(&mut reassembler, first, 1);
         // expire() was not called meanwhile, as within a burst.
         assert_eq!(add(&mut reassembler, last, 32), Added { whole: None, dropped: 1 });
-        assert_eq!((reassembler.waiting(), reassembler.bytes), (1, 24));
+        assert_eq!((reassembler.waiting(), reassembler.bytes), (1, last.len()));
         let whole = Some(Whole { frame: whole, parts: 2, longest: 44 });
         assert_eq!(add(&mut reassembler, first, 62), Added { whole, dropped: 0 }, "exactly 30 s");
         assert_eq!((reassembler.waiting(), reassembler.bytes), (0, 0));
@@ -407,7 +469,11 @@ mod tests {
         assert_eq!(add(&mut reassembler, &whole, 1).dropped, 1, "no fragment");
         let cut = &pieces[1][..pieces[1].len() - 4];
         let packet = wire::parse(LinkType::ETHERNET, cut, pieces[1].len() as u32).unwrap();
-        assert_eq!(reassembler.add(&packet, 0, 1, Time::from_secs(1)).dropped, 1, "cut short by the capture");
+        assert_eq!(
+            reassembler.add(&packet, 0, 1, Time::from_secs(1), ()).dropped,
+            1,
+            "cut short by the capture"
+        );
         assert_eq!(reassembler.waiting(), 0);
     }
 }

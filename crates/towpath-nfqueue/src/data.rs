@@ -45,6 +45,8 @@ pub(crate) mod nfqa {
     pub(crate) const SECCTX: u16 = 18;
     /// The largest type that a packet's table has (NFQA_PRIORITY).
     pub(crate) const MAX: u16 = 21;
+    /// Of this library, without a value: `nfq_handle_packet` takes the payload from the ring.
+    pub(crate) const PAYLOAD_IN_RING: u16 = 0x3f00;
 }
 
 /// One attribute of a message.
@@ -94,6 +96,11 @@ impl<'a> Attributes<'a> {
             }
         }
         Self { values }
+    }
+
+    /// Adds or replaces the payload.
+    pub(crate) fn set_payload(&mut self, payload: &'a [u8]) {
+        self.values[usize::from(nfqa::PAYLOAD)] = Some(payload);
     }
 
     /// The value of the attribute with this type ([`nfqa`]), `None` if the message has none.

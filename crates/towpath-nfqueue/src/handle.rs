@@ -3,6 +3,7 @@
 //! A handle has the program's socket and, from its first queue on, a pump. Configuration calls are calls of this library, not messages:
 //! their effect is immediate. The callbacks run in `nfq_handle_packet`, without a lock, so that they may call every function.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use crate::data::{Attributes, nfqa};
+use crate::data::{self, Attributes, nfqa};
 use crate::ffi::{guard, guard_or};
 use crate::message::{self, HEADERS};
 use crate::pump::{self, Shared};
@@ -62,6 +63,11 @@ struct Callback {
 
 // SAFETY: the pointers are the program's, which calls `nfq_handle_packet` in a thread of its choice.
 unsafe impl Send for Callback {}
+
+thread_local! {
+    /// The last payload that was in the ring. As the program's buffer, it stays until the thread handles the next messages.
+    static PAYLOADS: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// Bit of [`Handle::current`] above the number of the queue.
 const CURRENT: u64 = 1 << 16;
@@ -244,6 +250,8 @@ pub extern "C" fn nfq_handle_packet(handle: *const Handle, buffer: *mut c_char, 
         let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
         // SAFETY: the program passes a buffer of this length. Only its callbacks write to it, through `nfq_get_payload`.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), length) };
+        // A callback may call this function.
+        let mut payload = PAYLOADS.take();
         let mut result = 0;
         let mut last = None;
         for message in message::messages(bytes).filter(|message| message.kind == message::PACKET) {
@@ -252,10 +260,11 @@ pub extern "C" fn nfq_handle_packet(handle: *const Handle, buffer: *mut c_char, 
             let current = (CURRENT | u64::from(packet.queue)) << 32 | u64::from(packet.id);
             // Relaxed: read by this thread, in a callback.
             handle.current.store(current, Ordering::Relaxed);
-            if packet.call_back(handle) < 0 {
+            if packet.call_back(handle, &mut payload) < 0 {
                 result = -1;
             }
         }
+        PAYLOADS.set(payload);
         handle.current.store(0, Ordering::Relaxed);
         if let Some((number, id)) = last
             && let Some(queue) = handle.shared.queue(number)
@@ -271,6 +280,7 @@ pub extern "C" fn nfq_handle_packet(handle: *const Handle, buffer: *mut c_char, 
 struct Packet<'a> {
     queue: u16,
     id: u32,
+    in_ring: bool,
     genmsg: &'a [u8; 4],
     attributes: Attributes<'a>,
 }
@@ -278,18 +288,30 @@ struct Packet<'a> {
 impl<'a> Packet<'a> {
     fn parse(body: &'a [u8]) -> Option<Self> {
         let (genmsg, attributes) = body.split_first_chunk::<4>()?;
-        let attributes = Attributes::parse(attributes);
+        let all = attributes;
+        let attributes = Attributes::parse(all);
+        let in_ring = attributes.get(nfqa::PAYLOAD).is_none()
+            && data::attributes(all).any(|attribute| attribute.kind == nfqa::PAYLOAD_IN_RING);
         let id = u32::from_be_bytes(*attributes.get(nfqa::PACKET_HDR)?.first_chunk()?);
-        Some(Self { queue: u16::from_be_bytes([genmsg[2], genmsg[3]]), id, genmsg, attributes })
+        Some(Self { queue: u16::from_be_bytes([genmsg[2], genmsg[3]]), id, in_ring, genmsg, attributes })
     }
 
-    fn call_back(mut self, handle: &Handle) -> c_int {
+    /// Calls the callback. `payload` is memory for a payload that is in the ring. A packet that the program does not have any more has no
+    /// callback then: it has no payload.
+    fn call_back(mut self, handle: &Handle, payload: &'a mut Vec<u8>) -> c_int {
         let find = |callback: &&Callback| callback.number == self.queue;
         let callback = lock(&handle.callbacks).iter().find(find).copied();
         let Some(Callback { queue, function: Some(function), data, .. }) = callback else {
             queue::parked::missed(std::ptr::from_ref(handle).addr(), self.queue, self.id);
             return -1;
         };
+        if self.in_ring {
+            let queue = handle.shared.queue(self.queue);
+            if !queue.is_some_and(|queue| queue.copy_payload(self.id, payload)) {
+                return 0;
+            }
+            self.attributes.set_payload(payload);
+        }
         // SAFETY: the program's function, with the arguments of `nfq_callback`. The attributes live during the call.
         unsafe { function(queue, self.genmsg.as_ptr().cast_mut().cast(), &raw mut self.attributes, data) }
     }

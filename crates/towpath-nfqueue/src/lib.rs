@@ -11,6 +11,8 @@ mod data;
 mod errno;
 /// Return values, errno and panics.
 mod ffi;
+/// Programs that fork.
+mod fork;
 /// `nfq_get_*`.
 mod get;
 /// `nfq_open` to `nfq_close`: handles, queues and verdicts.

@@ -37,6 +37,8 @@ pub(crate) struct Packet<'a> {
     pub(crate) time: u64,
     /// The packet from its IP header on, or a part; `None` in the copy mode META.
     pub(crate) payload: Option<&'a [u8]>,
+    /// The message does not contain the payload.
+    pub(crate) in_ring: bool,
     /// Bytes of the packet from its IP header on.
     pub(crate) length: usize,
 }
@@ -120,8 +122,10 @@ impl Datagrams {
             hardware[4..10].copy_from_slice(&address);
             self.attribute(nfqa::HWADDR, &hardware);
         }
-        let payload = packet.payload.map(|payload| &payload[..payload.len().min(VALUE_MAX)]);
+        let longest = if packet.in_ring { usize::MAX } else { VALUE_MAX };
+        let payload = packet.payload.map(|payload| &payload[..payload.len().min(longest)]);
         let cut = payload.is_some_and(|payload| payload.len() < packet.length);
+        let payload = payload.filter(|_| !packet.in_ring);
         let rest = payload.map_or(0, |payload| HEADER + payload.len().next_multiple_of(4));
         let rest = rest + if cut { HEADER + 4 } else { 0 };
         // A program may size its buffer for the attributes that the kernel always sends: the time must not be what exceeds it.
@@ -135,8 +139,10 @@ impl Datagrams {
         if cut {
             self.attribute(nfqa::CAP_LEN, &(packet.length as u32).to_be_bytes());
         }
-        if let Some(payload) = payload {
-            self.attribute(nfqa::PAYLOAD, payload);
+        match payload {
+            Some(payload) => self.attribute(nfqa::PAYLOAD, payload),
+            None if packet.in_ring => self.attribute(nfqa::PAYLOAD_IN_RING, &[]),
+            None => {}
         }
         let length = (self.bytes.len() - begin) as u32;
         let head = &mut self.bytes[begin..begin + HEADERS];

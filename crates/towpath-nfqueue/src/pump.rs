@@ -12,10 +12,10 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::lock;
 use crate::message::{DATAGRAM, Datagrams};
 use crate::queue::Queue;
 use crate::socket::{Sender, Sent};
+use crate::{fork, lock};
 
 /// What the pump and the calls of the program share.
 #[derive(Debug)]
@@ -79,6 +79,13 @@ impl Shared {
         lock(&self.queues).iter().find(|queue| queue.number == number).cloned()
     }
 
+    /// The process that attached the queues has ended.
+    pub(crate) fn forget_engine(&self) {
+        for queue in self.queues() {
+            queue.forget_engine();
+        }
+    }
+
     fn queues(&self) -> Vec<Arc<Queue>> {
         lock(&self.queues).clone()
     }
@@ -86,6 +93,7 @@ impl Shared {
 
 /// Starts the pump.
 pub(crate) fn start(shared: Arc<Shared>) -> Result<(), Errno> {
+    fork::add(&shared);
     spawn(move || run(&shared))
 }
 
@@ -103,13 +111,16 @@ fn run(shared: &Shared) {
     while !shared.is_stopped() {
         let mut received = false;
         for queue in &queues {
+            let working = fork::working();
             received |= queue.receive(&mut datagrams);
+            drop(working);
             if !send(shared, &mut datagrams) {
                 return;
             }
         }
         if !received {
             sleep(shared, &queues);
+            let _working = fork::working();
             queues = shared.queues();
         }
     }
@@ -135,6 +146,7 @@ fn send(shared: &Shared, datagrams: &mut Datagrams) -> bool {
 }
 
 fn sleep(shared: &Shared, queues: &[Arc<Queue>]) {
+    let working = fork::working();
     let due = queues.iter().filter_map(|queue| queue.attach_again()).min();
     let mut armed = Vec::with_capacity(queues.len());
     let mut ready = false;
@@ -144,6 +156,7 @@ fn sleep(shared: &Shared, queues: &[Arc<Queue>]) {
             Err(()) => ready = true,
         }
     }
+    drop(working);
     if !ready {
         let mut descriptors = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         descriptors.extend(armed.iter().map(|doorbell| PollFd::new(&**doorbell, PollFlags::IN)));
@@ -154,6 +167,7 @@ fn sleep(shared: &Shared, queues: &[Arc<Queue>]) {
         let mut counter = [0; 8];
         let _ = rustix::io::read(shared.wake.as_fd(), &mut counter);
     }
+    let _working = fork::working();
     for queue in queues {
         queue.disarm();
     }

@@ -25,6 +25,10 @@ const TURN: usize = 64;
 const RECENT: usize = 256;
 /// Datagrams of which the library knows the packets.
 const SPANS: usize = 256;
+/// Shortest payload that can stay in the ring: one that does not share a datagram.
+const LARGE: usize = 3072;
+/// Datagrams in a row that `nfq_handle_packet` handled: then the program leaves the messages to it.
+const HANDLED: u32 = 16;
 /// Packets without a verdict at which the kernel drops further ones (`NFQNL_QMAX_DEFAULT`).
 const MAXLEN: u32 = 1024;
 /// Delay between two attempts to attach again: first and longest.
@@ -92,6 +96,8 @@ struct State {
     again: VecDeque<u64>,
     /// The last packet that the program has handled.
     handled: u64,
+    /// Datagrams that `nfq_handle_packet` handled since one that it did not.
+    handled_in_row: u32,
     /// Packets without a verdict.
     open: u32,
     /// The next attempt to attach, and the delay after it.
@@ -214,8 +220,20 @@ impl Queue {
         let whole = state.spans.iter().position(|(_, last)| *last == number);
         let part = || state.spans.iter().position(|(first, last)| (*first..*last).contains(&number));
         let Some((_, last)) = whole.or_else(part).and_then(|at| state.spans.remove(at)) else { return false };
+        state.handled_in_row = state.handled_in_row.saturating_add(1);
         state.again.extend(number + 1..=last);
         last > number
+    }
+
+    /// Copies the payload of the packet `id`. Returns false if the program does not have the packet any more.
+    pub(crate) fn copy_payload(&self, id: u32, into: &mut Vec<u8>) -> bool {
+        let state = self.lock();
+        let number = state.number_of(id);
+        let (Some(consumer), Some(frame)) = (&state.consumer, state.frame(number)) else { return false };
+        let (_, packet) = split(frame.header(), consumer.payload(frame));
+        into.clear();
+        into.extend_from_slice(&packet[..packet.len().min(state.range)]);
+        true
     }
 
     /// Announces a sleep. Returns the descriptor to wait for, or an error if there is something to do first.
@@ -242,6 +260,14 @@ impl Queue {
     pub(crate) fn disarm(&self) {
         let mut state = self.lock();
         if let Some(Err(_)) = state.consumer.as_mut().map(Consumer::disarm) {
+            state.detach();
+        }
+    }
+
+    /// In a child whose parent had attached the queue, and has ended: attaches again. A thread of the parent may have held the lock; the
+    /// child then has no packets of the queue.
+    pub(crate) fn forget_engine(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
             state.detach();
         }
     }
@@ -390,6 +416,7 @@ impl State {
             spans: VecDeque::new(),
             again: VecDeque::new(),
             handled: 0,
+            handled_in_row: 0,
             open: 0,
             retry: (Instant::now(), DELAYS.0),
         }
@@ -450,14 +477,17 @@ impl State {
         }
     }
 
+    /// The frame of a packet that the program has.
+    fn frame(&self, number: u64) -> Option<&Frame> {
+        match number.checked_sub(self.first_recent()) {
+            Some(index) => self.recent.get(usize::try_from(index).ok()?)?.as_ref(),
+            None => self.old.get(&number),
+        }
+    }
+
     /// Writes the message of a packet that the program has. Returns false if it has a verdict.
     fn write(&mut self, queue: u16, number: u64, into: &mut Datagrams) -> bool {
-        let Some(consumer) = &self.consumer else { return false };
-        let frame = match number.checked_sub(self.next - self.recent.len() as u64) {
-            Some(index) => self.recent.get(index as usize).and_then(Option::as_ref),
-            None => self.old.get(&number),
-        };
-        let Some(frame) = frame else { return false };
+        let (Some(consumer), Some(frame)) = (&self.consumer, self.frame(number)) else { return false };
         let header = frame.header();
         let (link, packet) = split(header, consumer.payload(frame));
         let interfaces = header.interfaces();
@@ -471,6 +501,7 @@ impl State {
         if self.spans.back().is_none_or(|(_, last)| last + 1 != number) {
             into.end_datagram();
         }
+        let payload = (self.mode == CopyMode::Packet).then(|| &packet[..packet.len().min(self.range)]);
         let begins = into.push(&Packet {
             queue,
             id: number as u32,
@@ -484,14 +515,17 @@ impl State {
             mark: header.mark,
             hardware: hardware(header, link),
             time: header.time,
-            payload: (self.mode == CopyMode::Packet).then(|| &packet[..packet.len().min(self.range)]),
+            payload,
+            in_ring: self.handled_in_row >= HANDLED && payload.is_some_and(|payload| payload.len() >= LARGE),
             length: (header.wire_len as usize).saturating_sub(link.len()).max(packet.len()),
         });
         match self.spans.back_mut().filter(|_| !begins) {
             Some((_, last)) => *last = number,
             None => {
                 if self.spans.len() == SPANS {
+                    // The program parses messages itself.
                     self.spans.pop_front();
+                    self.handled_in_row = 0;
                 }
                 self.spans.push_back((number, number));
             }

@@ -1,14 +1,19 @@
 /* Executes the calls that standard input names, and prints each call with its result and errno.
  *
  * open QUEUE | recv | verdict ID V | mark ID V MARK | oldmark ID V MARK | batch ID V | batchmark ID V MARK | replace ID TEXT MARK |
- * flags MASK FLAGS | mode MODE | maxlen N | wait | destroy. recv prints a packet. */
+ * flags MASK FLAGS | mode MODE | maxlen N | wait | destroy | daemon | child | raw | bytes. recv prints a packet. daemon
+ * continues in a grandchild, child makes a child that ends with this process. raw reads a
+ * datagram and ignores it; bytes prints the length of the last one. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <libnetfilter_queue/libnetfilter_queue.h>
 
@@ -31,6 +36,7 @@ int main(void)
     struct nfq_handle *handle = nfq_open();
     struct nfq_q_handle *queue = NULL;
     unsigned a, b, c;
+    int length = 0;
 
     while (fgets(line, sizeof line, stdin)) {
         int result = 0;
@@ -38,7 +44,7 @@ int main(void)
         a = b = c = 0;
         sscanf(line, "%31s %u %u %u", call, &a, &b, &c);
         if (!strcmp(call, "recv")) {
-            int length = recv(nfq_fd(handle), buffer, sizeof buffer, 0);
+            length = recv(nfq_fd(handle), buffer, sizeof buffer, 0);
             if (length < 0 || nfq_handle_packet(handle, buffer, length) < 0)
                 return 2;
         } else if (!strcmp(call, "open")) {
@@ -66,6 +72,19 @@ int main(void)
         else if (!strcmp(call, "wait")) { /* Waits until the socket is readable. */
             struct pollfd readable = { .fd = nfq_fd(handle), .events = POLLIN };
             result = poll(&readable, 1, 10000);
+        } else if (!strcmp(call, "raw"))
+            length = recv(nfq_fd(handle), buffer, sizeof buffer, 0);
+        else if (!strcmp(call, "bytes"))
+            result = length;
+        else if (!strcmp(call, "daemon")) {
+            if (fork() || (setsid() > 0 && fork()))
+                _exit(0);
+        } else if (!strcmp(call, "child")) {
+            if (!fork()) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                for (;;)
+                    pause();
+            }
         } else if (!strcmp(call, "destroy"))
             result = nfq_destroy_queue(queue);
         if (strcmp(call, "recv"))

@@ -97,8 +97,12 @@ fn accept(endpoint: &mut Endpoint) -> Channel {
 }
 
 fn send(channel: &mut Channel, meta: &Meta) -> Seq {
+    send_bytes(channel, meta, &PACKET)
+}
+
+fn send_bytes(channel: &mut Channel, meta: &Meta, packet: &[u8]) -> Seq {
     let layers = Layers { link: 101, network: 0, payload: 28 };
-    let seq = channel.send(&PACKET, &Meta { kind: Kind::PACKET, layers, ..*meta }).unwrap();
+    let seq = channel.send(packet, &Meta { kind: Kind::PACKET, layers, ..*meta }).unwrap();
     channel.kick();
     seq
 }
@@ -151,6 +155,82 @@ fn the_library_attaches_to_a_restarted_engine() {
         send(&mut channel, &Meta::default());
         assert_eq!(program.call("recv"), format!("{} hook=0 in=0 out=0 phys=0,0 mark=0 len=28", id + 1));
     }
+}
+
+/// The library copies large payloads from the ring while `nfq_handle_packet` reads the messages, and only then.
+#[towpath_testenv::needs(libnetfilter_queue)]
+#[test]
+fn a_large_payload_stays_in_the_ring_if_the_library_handles_the_messages() {
+    let world = World::new();
+    let mut endpoint = world.endpoint();
+    let mut program = world.start();
+    program.request("open 1");
+    let mut channel = accept(&mut endpoint);
+    assert_eq!(program.line(), "open 0 0");
+    let large: Vec<u8> = PACKET.iter().copied().cycle().take(9000).collect();
+    let mut id = 0;
+    let mut exchange = |program: &mut Program, channel: &mut Channel, read: &str| {
+        id += 1;
+        let seq = send_bytes(channel, &Meta::default(), &large);
+        let said = program.call(read);
+        let bytes: usize = program.call("bytes").split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(program.call(&format!("verdict {id} 1")), "verdict 32 0");
+        assert_eq!(verdict(channel, 1).0, seq);
+        (said, bytes)
+    };
+    let line = |id: u32| format!("{id} hook=0 in=0 out=0 phys=0,0 mark=0 len=9000");
+    for id in 1..=16 {
+        let (said, bytes) = exchange(&mut program, &mut channel, "recv");
+        assert_eq!((said, bytes > 9000), (line(id), true));
+    }
+    for id in 17..=20 {
+        let (said, bytes) = exchange(&mut program, &mut channel, "recv");
+        assert_eq!((said, bytes < 200), (line(id), true), "{bytes}");
+    }
+    // The program parses the messages itself from here on. The library knows it after a number of them.
+    for _ in 0..257 {
+        exchange(&mut program, &mut channel, "raw");
+    }
+    assert!(exchange(&mut program, &mut channel, "raw").1 > 9000);
+    assert_eq!(exchange(&mut program, &mut channel, "recv").0, line(279));
+    // An engine that ends: the program has no callback for a payload that is gone.
+    for _ in 0..16 {
+        exchange(&mut program, &mut channel, "recv");
+    }
+    send_bytes(&mut channel, &Meta::default(), &large);
+    assert_eq!(program.call("wait"), "wait 1 0");
+    drop((channel, endpoint));
+    let mut endpoint = world.endpoint();
+    let mut channel = accept(&mut endpoint);
+    program.request("recv");
+    send(&mut channel, &Meta::default());
+    assert_eq!(program.call("recv"), "297 hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
+}
+
+/// A daemon that forks after it has opened its queue has the queue in the last process; a child beside a running process changes nothing.
+#[towpath_testenv::needs(libnetfilter_queue)]
+#[test]
+fn a_daemon_has_its_queue_after_it_has_forked() {
+    let world = World::new();
+    let mut endpoint = world.endpoint();
+    let mut program = world.start();
+    program.request("open 1");
+    let mut channel = accept(&mut endpoint);
+    assert_eq!(program.line(), "open 0 0");
+    assert_eq!(program.call("child"), "child 0 0");
+    send(&mut channel, &Meta::default());
+    assert_eq!(program.call("recv"), "1 hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
+    program.request("daemon");
+    let mut channel = accept(&mut endpoint);
+    assert_ne!(channel.peer().pid, program.process.id());
+    assert_eq!(program.line(), "daemon 0 0");
+    for id in [2, 3] {
+        let seq = send(&mut channel, &Meta::default());
+        assert_eq!(program.call("recv"), format!("{id} hook=0 in=0 out=0 phys=0,0 mark=0 len=28"));
+        assert_eq!(program.call(&format!("verdict {id} 1")), "verdict 32 0");
+        assert_eq!(verdict(&mut channel, 1), (seq, Verdict::Pass.into()));
+    }
+    assert_eq!(program.call("verdict 1 1"), "verdict -1 2", "ENOENT: it was the parent's");
 }
 
 /// A verdict for a packet that got the default verdict of the engine is ENOENT, and returns its memory.

@@ -48,6 +48,7 @@ pub mod conformance;
 pub mod credentials;
 pub mod driver;
 mod error;
+pub mod forbidden_call;
 pub mod generator;
 pub mod hand_over;
 mod host_filter;

@@ -12,7 +12,7 @@ use crate::claim::Claim;
 use crate::driver::DriverConfig;
 
 /// A descriptor of a port that needs a privilege to open.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
     /// `af_packet`: a packet socket with its send buffer (CAP_NET_RAW; CAP_NET_ADMIN for a buffer above net.core.wmem_max).
     PacketSocket,

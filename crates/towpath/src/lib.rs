@@ -27,6 +27,7 @@ pub mod process;
 pub mod quantity;
 pub mod report;
 pub mod ruleset_manager;
+pub mod sandbox;
 pub mod service_manager;
 pub mod settings;
 pub mod snapshot;

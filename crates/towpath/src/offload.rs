@@ -207,7 +207,7 @@ impl Offloading {
         let (stop, stopped) = channel();
         let own = Arc::clone(offload);
         let body = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Offload);
             let mut wait = ACTIVE;
             while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 wait = if own.table().step(Instant::now()) { ACTIVE } else { IDLE };

@@ -302,12 +302,11 @@ impl Resolver {
         }
     }
 
-    /// Drops the waiting packets. Calls `each` with the number of received packets by port.
-    pub(crate) fn abandon(&mut self, mut each: impl FnMut(u16, u64)) {
+    /// Drops the waiting packets. Returns them with their ports.
+    pub(crate) fn abandon(&mut self) -> impl Iterator<Item = (u16, Vec<u8>, Meta)> + use<> {
         (self.bytes, self.held) = (0, 0);
-        for (key, queue) in self.waiting.drain() {
-            each(key.port, queue.iter().map(|(_, meta)| u64::from(meta.packets)).sum());
-        }
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        waiting.flat_map(|(key, queue)| queue.into_iter().map(move |(frame, meta)| (key.port, frame, meta)))
     }
 
     /// Forgets the neighbors of a port.

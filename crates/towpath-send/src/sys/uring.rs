@@ -12,6 +12,7 @@ use std::io;
 use std::mem::zeroed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use io_uring::register::Restriction;
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::Part;
@@ -36,13 +37,24 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// Creates a ring, if the kernel has the operations and permits their use (ENOSYS, seccomp, kernel.io_uring_disabled).
+    ///
+    /// The ring accepts the two operations of this file and no registration (IORING_REGISTER_RESTRICTIONS): it cannot open files or
+    /// sockets, which a seccomp filter would not see.
     pub(crate) fn open() -> Option<Self> {
-        let ring = IoUring::builder().setup_coop_taskrun().setup_cqsize(COMPLETIONS).build(ENTRIES).ok()?;
+        let mut builder = IoUring::builder();
+        let ring =
+            builder.setup_r_disabled().setup_coop_taskrun().setup_cqsize(COMPLETIONS).build(ENTRIES).ok()?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).ok()?;
         let supported =
             [opcode::SendZc::CODE, opcode::SendMsgZc::CODE].iter().all(|code| probe.is_supported(*code));
-        supported.then(|| Self { ring, requests: Requests::new(0), broken: false })
+        if !supported {
+            return None;
+        }
+        let mut allowed = [opcode::SendZc::CODE, opcode::SendMsgZc::CODE].map(Restriction::sqe_op);
+        ring.submitter().register_restrictions(&mut allowed).ok()?;
+        ring.submitter().register_enable_rings().ok()?;
+        Some(Self { ring, requests: Requests::new(0), broken: false })
     }
 
     /// Sends without a copy. Never blocks and raises no signal. Returns the number of bytes accepted.
@@ -164,6 +176,16 @@ mod tests {
         // SAFETY: the kernel reads the program, which lives until the call returns.
         let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) };
         assert_eq!(set, 0, "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn a_ring_accepts_only_its_operations() {
+        // The kernel may have no io_uring: then the other back end is used.
+        let Some(mut uring) = Uring::open() else { return };
+        let id = uring.requests.begin();
+        let (result, _) = uring.submit(&opcode::Nop::new().build().user_data(id), id).unwrap();
+        assert_eq!(result, -libc::EACCES);
+        assert!(uring.ring.submitter().register_files(&[0]).is_err());
     }
 
     #[test]

@@ -124,7 +124,7 @@ fn follow(args: &Frame, out: &mut impl FnMut(&Way, Chunk<'_>)) -> Result<(), Fai
             }
             // A fragmented datagram reaches TCP only after reassembly.
             fragments.expire(now);
-            if let Some(whole) = fragments.add(&packet, 0, 1, now).whole
+            if let Some(whole) = fragments.add(&packet, 0, 1, now, ()).whole
                 && let Ok(packet) = wire::parse(link, &whole.frame, 0)
             {
                 streams.handle_packet(&packet, &mut chosen);

@@ -10,6 +10,7 @@ use towpath::config::{Config, Wrong};
 use towpath::daemon::{Failure, Inherited, Supervisor};
 use towpath::logging;
 use towpath::quantity::count;
+use towpath::sandbox;
 use towpath::service_manager::Sockets;
 use towpath::worker_pool;
 use towpath_gate::rules::Diagnostic;
@@ -79,6 +80,7 @@ pub(crate) fn run(args: &Run, passed: Sockets) -> u8 {
     logging::configure(config.log.levels.clone());
     rules.warnings.iter().for_each(warn);
     open_files();
+    sandbox::arm(config.engine.sandbox);
     let supervisor = match Supervisor::start_with(config, rules.ruleset, passed, inherited) {
         Ok(supervisor) => supervisor,
         Err(failure) => {

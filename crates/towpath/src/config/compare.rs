@@ -247,6 +247,7 @@ mod tests {
         (
             "engine",
             &[
+                "sandbox",
                 "threads",
                 "cpus",
                 "wait",

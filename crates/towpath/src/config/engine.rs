@@ -10,6 +10,7 @@ use super::Config;
 use super::process;
 use super::reader::Table;
 use crate::process::Identity;
+use crate::sandbox::Mode;
 
 /// Configuration of the threads that process packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Engine {
     pub upgrade: Vec<PathBuf>,
     /// Time for the new version to be ready.
     pub upgrade_time: Duration,
+    /// What happens to a thread that makes a system call that its role does not make.
+    pub sandbox: Mode,
 }
 
 /// Maximum number of threads and muxes: a gate has 64 walkers, one of them its own.
@@ -64,6 +67,7 @@ impl Default for Engine {
             identity: None,
             upgrade: Vec::new(),
             upgrade_time: Duration::from_secs(30),
+            sandbox: Mode::Off,
         }
     }
 }
@@ -120,6 +124,7 @@ pub(super) fn take(top: &Table<'_, '_>) -> Engine {
         identity: process::engine(&table),
         upgrade: upgrade(&table),
         upgrade_time: table.seconds("upgrade-time").unwrap_or(default.upgrade_time),
+        sandbox: table.word("sandbox").and_then(Mode::of_word).unwrap_or(default.sandbox),
     };
     table.finish();
     engine

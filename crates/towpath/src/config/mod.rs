@@ -297,6 +297,7 @@ impl Config {
             (threads(self) != threads(other), "`threads` and `cpus` of [engine]"),
             (self.engine.hugepages != other.engine.hugepages, "`hugepages` of [engine]"),
             (self.engine.identity != other.engine.identity, "`user` and `group` of [engine]"),
+            (self.engine.sandbox != other.engine.sandbox, "`sandbox` of [engine]"),
             (self.control != other.control, "[control]"),
             (self.metrics != other.metrics, "[metrics]"),
             (self.ipfix != other.ipfix, "[ipfix]"),

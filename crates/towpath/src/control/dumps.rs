@@ -194,7 +194,7 @@ impl Listening {
         };
         let (ended, rung) = (Arc::clone(&over), bell.clone());
         let run = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Dumps);
             // Acquire: pairs with the release in `drop`.
             while !ended.load(Ordering::Acquire) {
                 house.turn(&rung);

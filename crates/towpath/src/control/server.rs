@@ -392,7 +392,7 @@ struct Client {
 
 impl ServerState {
     fn run(mut self) {
-        crate::background::begin();
+        crate::background::begin_as(crate::sandbox::Role::Control);
         let mut deadline = None;
         loop {
             let now = self.now();

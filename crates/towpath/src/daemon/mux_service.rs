@@ -201,6 +201,7 @@ impl Listening {
             (Runs::Engine(gone), Some(Served { front, end, done }))
         } else {
             let run = move || {
+                crate::sandbox::enter(crate::sandbox::Role::Mux);
                 let outcome = front.run();
                 done.signal();
                 outcome

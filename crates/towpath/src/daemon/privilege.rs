@@ -16,6 +16,7 @@ use towpath_ring::reaper::Reaper;
 use crate::config::{Config, users};
 use crate::logging;
 use crate::process::Identity;
+use crate::sandbox::{self, Role};
 
 /// A set of capabilities (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +157,11 @@ pub(super) fn warn_of_root(configured: Option<Identity>, identity: Option<Identi
 pub(super) fn start_helper_threads(identity: Option<Identity>) {
     let start = || {
         logging::start_or_warn();
-        towpath_ring::reaper::on_helper_start(crate::background::begin);
+        towpath_ring::reaper::on_helper_start(|| {
+            crate::background::begin();
+            // Before, no peer is connected.
+            sandbox::enter_when_begun(Role::Reaper);
+        });
         Reaper::shared().start();
     };
     if identity.is_some() {

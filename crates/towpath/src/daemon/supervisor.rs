@@ -225,7 +225,7 @@ impl Supervisor {
     ///
     /// [`Failure::Thread`] if a thread failed.
     pub fn run(mut self) -> Result<Ended, Failure> {
-        crate::background::begin();
+        crate::background::begin_as(crate::sandbox::Role::Supervisor);
         loop {
             self.wait();
             self.print_log();

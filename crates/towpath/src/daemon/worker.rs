@@ -572,9 +572,11 @@ impl Worker {
             }
             self.idle();
         }
+        // Before the log: the last losses have their lines.
+        self.take_port_drops();
+        let _ = self.engine.totals();
         let now = self.engine.clock();
         self.log.send(self.engine.walker_mut(), now, true);
-        self.take_port_drops();
         Report::of(&mut self.engine)
     }
 }

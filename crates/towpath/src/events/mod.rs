@@ -153,7 +153,7 @@ impl Prepared {
             reopen: Arc::clone(&reopen),
         };
         let body = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Events);
             while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 writer.step(Instant::now());
                 let stats = writer.stats();

@@ -133,7 +133,7 @@ impl Opened {
         let (stop, stopped) = channel();
         let mut exporter = Exporter::new(socket, collector, &config, ruleset, Instant::now());
         let body = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Ipfix);
             while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 exporter.step(Instant::now());
                 let stats = exporter.stats();

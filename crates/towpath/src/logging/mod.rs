@@ -42,6 +42,7 @@ use self::limiter::{Limiter, Summary};
 pub(crate) use self::line::{Head, Line};
 pub use self::subscriber::{change_levels, configure, install, levels};
 use crate::quantity::count;
+use crate::sandbox::{self, Role};
 
 /// Lines that may wait.
 pub const LINES: usize = 4096;
@@ -446,6 +447,8 @@ impl<W: Write> Writer<W> {
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
         loop {
+            // The thread writes lines before the engine is restricted.
+            sandbox::enter(Role::Log);
             let (now, finishing) = (shared.now(), queue.finishing);
             // Summaries and reports are written even if the queue is full.
             let summaries = match queue.limiter.poll_timeout() {

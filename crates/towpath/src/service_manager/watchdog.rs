@@ -77,7 +77,7 @@ impl Watchdog {
         let (stop, stopped) = channel();
         let mut watch = Watch::new(threads, limit / 2, Instant::now());
         let run = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Watchdog);
             let mut hung = false;
             while stopped.recv_timeout(limit / LOOKS) == Err(RecvTimeoutError::Timeout) {
                 match watch.hung(Instant::now()) {

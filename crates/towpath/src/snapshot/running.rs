@@ -89,7 +89,7 @@ impl Running {
         // The journal first: a change that is not in it is older than the base.
         let mut saver = Saver::new(path, every, Arc::clone(ruleset), Instant::now());
         let body = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::States);
             while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 saver.step(Instant::now());
             }

@@ -1,6 +1,6 @@
 //! The launcher's process: `towpath launcher CONFIG`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process_group, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use towpath_port::Object;
 
 use super::super::privilege::Capabilities;
 use super::message::{Kind, Message};
@@ -43,6 +44,8 @@ struct Server {
     /// The engines that it has started, oldest first. They are in `children` until their status is known.
     engines: Vec<u32>,
     ids: UnusedIds,
+    /// Copies of what the kernel takes long to close. A killed engine ends at once, and another can start while this process closes them.
+    kept: HashMap<(String, Object), VecDeque<Vec<OwnedFd>>>,
 }
 
 /// Serves the engine at the socket of standard input until it ends. Returns the exit code.
@@ -70,6 +73,7 @@ fn run(file: &Path) -> io::Result<()> {
         children: HashMap::new(),
         engines: Vec::new(),
         ids: UnusedIds::default(),
+        kept: HashMap::new(),
     };
     // One for each engine: during an upgrade, two.
     let mut engines = vec![socket];
@@ -175,7 +179,17 @@ impl Server {
                 let port = config.ports.iter().find(|known| known.name == port);
                 let port =
                     port.ok_or_else(|| io::Error::other("the configuration does not have this port"))?;
-                Ok((done, port.driver.open_object(&object)?))
+                // Those of a port that is opened again replace its earlier ones.
+                let at_once = match object {
+                    Object::PacketSocket => config.engine_threads(),
+                    Object::IngressProgram => 1,
+                    _ => return Ok((done, port.driver.open_object(&object)?)),
+                };
+                let kept = self.kept.entry((port.name.clone(), object.clone())).or_default();
+                kept.drain(..(kept.len() + 1).saturating_sub(at_once));
+                let opened = port.driver.open_object(&object)?;
+                kept.push_back(opened.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>()?);
+                Ok((done, opened))
             }
             Kind::Upgrade | Kind::Done | Kind::Failed => Err(io::ErrorKind::InvalidInput.into()),
         }

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
@@ -52,6 +53,7 @@ use crate::process::{Local, Remote, Starter};
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
+use crate::sandbox::{self, Role};
 use crate::service_manager::{Sockets, Watchdog, notify};
 use crate::snapshot::{self, Saving};
 use towpath_engine::Engine;
@@ -120,20 +122,32 @@ impl Supervisor {
             None => port.driver.local_opener(),
         };
         let flow_map = open_flow_map(&config, opener_of);
-        for port in &config.ports {
-            let opener = opener_of(port);
-            let mut driver = port.driver.clone();
-            if flow_map.is_none() {
-                driver.clear_flows();
-            }
-            let parts = inherited.as_mut().map_or_else(Vec::new, |inherited| inherited.port(&port.name));
-            let opened = match port.optional {
-                _ if !parts.is_empty() => driver.adopt(&port.name, threads, parts, &opener)?,
-                true => driver.open_optional(&port.name, threads, &opener)?,
-                false => driver.open_with(&port.name, threads, &opener)?,
-            };
+        let parts: Vec<_> = match &mut inherited {
+            Some(inherited) => config.ports.iter().map(|port| inherited.port(&port.name)).collect(),
+            None => config.ports.iter().map(|_| Vec::new()).collect(),
+        };
+        // The kernel takes tens of milliseconds for the memory of a port. Ports wait for it at the same time.
+        let opened: Vec<_> = thread::scope(|scope| {
+            let ports = config.ports.iter().zip(parts);
+            let opening: Vec<_> = ports
+                .map(|(port, parts)| {
+                    let opener = opener_of(port);
+                    let mut driver = port.driver.clone();
+                    if flow_map.is_none() {
+                        driver.clear_flows();
+                    }
+                    scope.spawn(move || match port.optional {
+                        _ if !parts.is_empty() => driver.adopt(&port.name, threads, parts, &opener),
+                        true => driver.open_optional(&port.name, threads, &opener),
+                        false => driver.open_with(&port.name, threads, &opener),
+                    })
+                })
+                .collect();
+            opening.into_iter().map(|port| port.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        for (port, opened) in config.ports.iter().zip(opened) {
             let word = port.driver.name();
-            ports.iter_mut().zip(opened).for_each(|(ports, opened)| ports.push((opened, word)));
+            ports.iter_mut().zip(opened?).for_each(|(ports, opened)| ports.push((opened, word)));
         }
         // Before the first resource that outlives the process. Ports end with the process, and opening one may take long.
         let stop = stops().map_err(signals)?;
@@ -192,6 +206,8 @@ impl Supervisor {
         let kept =
             needed.keep_as(identity).map_err(|error| Failure::System("cannot drop privileges", error))?;
         tracing::info!("capabilities kept: {kept}");
+        sandbox::begin(&config, launcher.is_some())
+            .map_err(|error| Failure::System("`sandbox` of [engine]: seccomp", error))?;
         if let Some(identity) = identity {
             tracing::info!("the engine is user {}, group {}", identity.user, identity.group);
         }
@@ -602,6 +618,7 @@ fn spawn(
         if let Err(error) = scheduling::set_slice(SLICE) {
             tracing::warn!("packets may wait for other threads: no short time slices: {error}");
         }
+        sandbox::enter(Role::Packet);
         let _ended = parts.heartbeat.until_dropped();
         let report = Worker::new(parts).run();
         done.signal();

@@ -312,7 +312,7 @@ struct Server {
 
 impl Server {
     fn run(mut self) {
-        crate::background::begin();
+        crate::background::begin_as(crate::sandbox::Role::Metrics);
         // Acquire: pairs with the release in `Endpoint::drop`.
         while !self.over.load(Ordering::Acquire) {
             let now = self.now();

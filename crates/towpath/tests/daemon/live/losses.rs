@@ -58,10 +58,10 @@ add 300 allow ip from any to any
 ";
 
 /// The Ethernet address of the router on the link of the left host.
-const WAN: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
+pub(super) const WAN: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 
 /// A UDP datagram to the router that may not be fragmented.
-fn datagram(to: [u8; 4], ports: (u16, u16), len: usize) -> Vec<u8> {
+pub(super) fn datagram(to: [u8; 4], ports: (u16, u16), len: usize) -> Vec<u8> {
     let mut frame = WAN.to_vec();
     frame.extend([2, 0, 0, 0, 0, 1, 8, 0]);
     frame.extend([0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 1, 1]);
@@ -75,7 +75,7 @@ fn datagram(to: [u8; 4], ports: (u16, u16), len: usize) -> Vec<u8> {
 }
 
 /// The left host sends these frames.
-fn send(left: &Host, frames: Vec<Vec<u8>>) {
+pub(super) fn send(left: &Host, frames: Vec<Vec<u8>>) {
     left.run(move || {
         let mut socket = af_packet::Socket::open(af_packet::Config::new("l0")).unwrap();
         let mut frames = frames.iter().map(|frame| Frame::new(frame, LinkType::ETHERNET));
@@ -85,7 +85,7 @@ fn send(left: &Host, frames: Vec<Vec<u8>>) {
 }
 
 /// Traces dropped packets. Returns when the trace runs.
-fn trace(directory: &Path, reason: &str) -> Child {
+pub(super) fn trace(directory: &Path, reason: &str) -> Child {
     let capture = directory.join(reason);
     let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
         .args(["ctl", "--socket", directory.join("ctl.sock").to_str().unwrap()])
@@ -95,6 +95,48 @@ fn trace(directory: &Path, reason: &str) -> Child {
         .unwrap();
     until(|| std::fs::metadata(&capture).is_ok_and(|file| file.len() > 0));
     child
+}
+
+/// A capture so far.
+pub(super) fn captured(capture: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(capture).unwrap()).into_owned()
+}
+
+/// The number of packets of a capture with this reason in their comment. A reason is followed by the end of the comment, or by the port.
+pub(super) fn comments(capture: &str, reason: &str) -> usize {
+    let comment = format!("drop, {reason}");
+    let ends = |at: usize| !matches!(capture.as_bytes().get(at), Some(b'_' | b'a'..=b'z' | b'0'..=b'9'));
+    capture.match_indices(&comment).filter(|(at, _)| ends(at + comment.len())).count()
+}
+
+/// Returns true if the log has a line with this reason.
+pub(super) fn is_logged(said: &str, reason: &str) -> bool {
+    said.contains(&format!("Drop ({reason})")) || said.contains(&format!("Deny ({reason})"))
+}
+
+/// The losses of an engine as its commands show them.
+pub(super) struct Shown {
+    text: String,
+    metrics: String,
+}
+
+impl Shown {
+    /// `show stats`, which agrees with its JSON, and the metrics.
+    pub(super) fn of(engine: &Engine) -> Self {
+        let text = String::from_utf8(engine.ctl("show stats").stdout).unwrap();
+        let metrics = String::from_utf8(engine.ctl("metrics").stdout).unwrap();
+        let total = engine.json("show stats --json")["stats"].clone();
+        let sum: u64 = total["dropped_by"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+        assert_eq!(Some(sum), total["dropped"].as_u64(), "{total}");
+        Self { text, metrics }
+    }
+
+    pub(super) fn has(&self, reason: &str) {
+        let Self { text, metrics } = self;
+        let line = format!("{reason} ");
+        assert!(text.lines().any(|own| own.trim_start().starts_with(&line)), "{reason}: {text}");
+        assert!(metrics.contains(&format!("{{reason=\"{reason}\"}} ")), "{reason}: {metrics}");
+    }
 }
 
 #[towpath_testenv::needs(netns)]
@@ -177,19 +219,8 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
         send(&left, vec![to(9)]);
         produced("port_down");
 
-        let text = String::from_utf8(engine.ctl("show stats").stdout).unwrap();
-        let metrics = String::from_utf8(engine.ctl("metrics").stdout).unwrap();
-        let total = engine.json("show stats --json")["stats"].clone();
-        let captured = |name: &str| String::from_utf8_lossy(&std::fs::read(path(name)).unwrap()).into_owned();
-        // A reason is followed by the end of the comment, or by the port.
-        let comments = |text: &str, reason: &str| {
-            let comment = format!("drop, {reason}");
-            text.match_indices(&comment)
-                .filter(|(at, _)| {
-                    !matches!(text.as_bytes().get(at + comment.len()), Some(b'_' | b'a'..=b'z'))
-                })
-                .count()
-        };
+        let shown = Shown::of(&engine);
+        let captured = |name: &str| captured(&path(name));
         until(|| seen.iter().all(|reason| comments(&captured("any"), reason) > 0));
         until(|| comments(&captured("no_route"), "no_route") > 0);
         for trace in &mut traces {
@@ -197,19 +228,8 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
             trace.wait().unwrap();
         }
         let said = engine.stop();
-        let sum: u64 = total["dropped_by"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
-        assert_eq!(Some(sum), total["dropped"].as_u64(), "{total}");
-        for reason in &seen {
-            assert!(
-                text.lines().any(|line| line.trim_start().starts_with(&format!("{reason} "))),
-                "{reason}: {text}"
-            );
-            assert!(metrics.contains(&format!("{{reason=\"{reason}\"}} ")), "{reason}: {metrics}");
-            assert!(
-                said.contains(&format!("Drop ({reason})")) || said.contains(&format!("Deny ({reason})")),
-                "{reason}: {said}"
-            );
-        }
+        seen.iter().for_each(|reason| shown.has(reason));
+        seen.iter().for_each(|reason| assert!(is_logged(&said, reason), "{reason}: {said}"));
         assert!(said.contains("ipfw: 200 Drop (rule) UDP 10.0.1.1:9 10.8.0.1:1000 in via wan"), "{said}");
         assert!(said.contains("ipfw: Drop (no_route) UDP 10.0.1.1:9 203.0.113.9:9 in via wan"), "{said}");
         assert!(said.contains("ipfw: Drop (port_down) UDP 10.0.1.1:9 10.8.0.1:9 out via lan"), "{said}");

@@ -3,6 +3,7 @@
 
 mod bridge;
 mod drivers;
+mod drop_reasons;
 mod edits;
 mod exclusive;
 mod inspectors;
