@@ -233,7 +233,7 @@ fn upgrades_lose_nothing_on_xdp_sockets() {
 }
 
 /// A program that writes its process id into `DIRECTORY/new` and then runs `words`.
-fn script(directory: &Path, name: &str, words: &str) -> String {
+pub(super) fn script(directory: &Path, name: &str, words: &str) -> String {
     let path = directory.join(name);
     let file = directory.join("new").display().to_string();
     std::fs::write(&path, format!("#!/bin/sh\necho $$ > {file}.part; mv {file}.part {file}\n{words}\n"))
@@ -243,7 +243,7 @@ fn script(directory: &Path, name: &str, words: &str) -> String {
 }
 
 /// The process id of the last started program.
-fn started(directory: &Path) -> Pid {
+pub(super) fn started(directory: &Path) -> Pid {
     let file = directory.join("new");
     let mut id = None;
     until(|| {
