@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
+use super::admission;
 use super::link::Link;
 use super::listener::Listener;
 use super::state::State;
@@ -129,19 +130,24 @@ impl Server {
     }
 
     /// Attaches a connection that another process has handed over: its socket, the bytes of its incomplete message, and its state,
-    /// from [`super::Ended`]. The admission policy is not called.
+    /// from [`super::Ended`]. The admission policy decides about a TCP connection that a listener accepted.
     ///
     /// # Errors
     ///
-    /// Fails if the mux drains, if the bytes exceed its limits, or if epoll refuses the descriptor. The connection is then closed.
+    /// Fails if the policy refuses the connection, if the mux drains, if the bytes exceed its limits, or if epoll refuses the descriptor. The
+    /// connection is then closed.
     pub fn attach_moved(&self, socket: OwnedFd, rest: &[u8], resume: Resume) -> io::Result<psock::Id> {
         let Resume { core, listener, copies } = resume;
         rustix::io::ioctl_fionbio(&socket, true)?;
         let listener = Some(listener).filter(|listener| !listener.is_empty());
-        let link = Link::new(socket, None, None).accepted_by(listener.map(Into::into));
-
-        let link = link.copying(copies);
         let shared = &self.shared;
+        let tcp = sockopt::socket_domain(&socket)? != rustix::net::AddressFamily::UNIX;
+        // Outside of the mutex, as for an accepted connection.
+        let admission = shared.lock().listeners.admission.clone().filter(|_| tcp && listener.is_some());
+        let entry = admission.map(|admission| admission::admit(&admission, &socket, shared.start));
+        let refused = |_| io::Error::new(io::ErrorKind::PermissionDenied, "it is not admitted any more");
+        let entry = entry.transpose().map_err(refused)?;
+        let link = Link::new(socket, None, entry).accepted_by(listener.map(Into::into)).copying(copies);
         self.shared.with(|state, work| state.attach_resumed(shared, Arc::new(link), core, rest, work))
     }
 }

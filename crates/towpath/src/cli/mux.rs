@@ -459,7 +459,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
     };
     let connectors = args.connected.iter().zip(peers).map(connect).collect::<Result<Vec<_>, _>>()?;
     let upgradable = Upgradable {
-        executable,
+        executable: Some(executable),
         listen,
         limit: args.upgrade_time,
         files,
@@ -467,6 +467,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
         control: path.map(Path::to_owned).zip(control),
         connectors,
         predecessor: predecessor.take(),
+        finished: None,
     };
     front.enable_upgrades(upgradable).map_err(code)?;
     service_manager::notify("READY=1");

@@ -22,6 +22,9 @@ pub(super) const SERVICE: &str = "run";
 const LAUNCHER: &str = "launcher";
 const PORT: &str = "port";
 const LISTENER: &str = "listener";
+/// The channel between the pools of a mux, and its listeners.
+const MUX: &str = "mux";
+const MUX_LISTENER: &str = "mux-listener";
 
 /// Names of listeners.
 pub(super) const CONTROL: &str = "control";
@@ -81,6 +84,20 @@ pub(super) fn port(name: &str, thread: usize, part: HandOver) -> Vec<Object> {
 /// The object of a listener.
 pub(super) fn listener(name: &str, (fd, file): (OwnedFd, FileId)) -> Object {
     object(LISTENER, name, json!(file), fd)
+}
+
+/// The objects of a mux: the other end of its channel, and its listeners by their addresses.
+pub(super) fn mux(name: &str, channel: OwnedFd, listeners: Vec<(String, OwnedFd, FileId)>) -> Vec<Object> {
+    let mut objects = vec![object(MUX, name, Value::Null, channel)];
+    for (address, fd, file) in listeners {
+        objects.push(object(MUX_LISTENER, &of_mux(name, &address), json!(file), fd));
+    }
+    objects
+}
+
+/// The name of a mux's listener. A mux's name has no space.
+fn of_mux(mux: &str, address: &str) -> String {
+    format!("{mux} {address}")
 }
 
 fn object(kind: &str, name: &str, detail: Value, fd: OwnedFd) -> Object {
@@ -156,6 +173,18 @@ impl Inherited {
         let object = self.predecessor.take(LISTENER, name)?;
         self.files.push((name.to_owned(), serde_json::from_value(object.detail).ok().flatten()));
         Some(object.fd)
+    }
+
+    /// The listener of a mux, and its file.
+    pub(super) fn mux_listener(&mut self, mux: &str, address: &str) -> Option<(OwnedFd, FileId)> {
+        let object = self.predecessor.take(MUX_LISTENER, &of_mux(mux, address))?;
+        Some((object.fd, serde_json::from_value(object.detail).ok().flatten()))
+    }
+
+    /// The old process at the other end of a mux's channel.
+    pub(super) fn mux(&mut self, name: &str) -> Option<Predecessor> {
+        let object = self.predecessor.take(MUX, name)?;
+        Predecessor::part(u32::try_from(self.id).unwrap_or(0), object.fd).ok()
     }
 
     /// Says that this process can serve, and waits until the old one has stopped and handed over everything, up to `limit`.

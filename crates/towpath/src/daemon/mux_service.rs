@@ -6,16 +6,18 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use towpath_mux::assembler::Limits;
 use towpath_mux::io::{Server, Tls};
 use towpath_mux::mux;
 use towpath_ring::SocketFile;
 
+use super::inherited::{self, FileId, Inherited};
 use super::mux_admission::MuxAdmission;
 use super::muxes::{Gone, Served};
 use super::supervisor::Failure;
@@ -25,7 +27,8 @@ use crate::eventfd::EventFd;
 use crate::process::{Identity, Place, Starter};
 use crate::quantity::count;
 use crate::service_manager::{Address, Sockets};
-use crate::worker_pool::{self, Outcome, PoolControl, WorkerPool};
+use crate::upgrade::{Channel, Message, Object, Packet, Predecessor, Successor};
+use crate::worker_pool::{self, InheritedFile, Outcome, PoolControl, Upgradable, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
 /// The workers of mux number n (from 1) have channel numbers from n times this number on. Inspectors have lower numbers.
@@ -39,6 +42,19 @@ pub(super) struct Listening {
     tls: Option<Tls>,
     config: Mux,
     starter: Starter,
+    /// The addresses and files of the server's listeners, in its order.
+    addresses: Vec<(String, FileId)>,
+    inherited: Parts,
+}
+
+/// What a mux gets from the process that this one replaces.
+#[derive(Default)]
+struct Parts {
+    /// Listeners, which that process uses until it has stopped.
+    listeners: Vec<(String, OwnedFd, FileId)>,
+    /// Their Unix sockets' files, which that process owns until the end.
+    files: Vec<InheritedFile>,
+    predecessor: Option<Predecessor>,
 }
 
 /// A running mux.
@@ -48,6 +64,10 @@ pub(super) struct Service {
     server: Server,
     tls: Option<Tls>,
     control: PoolControl,
+    drain: Duration,
+    addresses: Vec<(String, FileId)>,
+    /// Listeners of the process that this one replaces, until [`Service::listen`].
+    waiting: Vec<(String, OwnedFd, FileId)>,
     /// The thread or engine that serves the mux, until it has ended.
     runs: Option<Runs>,
     /// `Some(true)` if the mux ended without an error; `None` while it runs.
@@ -70,6 +90,7 @@ impl Listening {
         starter: &Starter,
         identity: Option<Identity>,
         sockets: &mut Sockets,
+        mut older: Option<&mut Inherited>,
     ) -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Mux(config.name.clone(), error.to_string());
         let core = mux::Config {
@@ -94,9 +115,18 @@ impl Listening {
         let tls = config.tls.clone().map(Tls::from_files).transpose();
         let tls = tls.map_err(|error| Failure::Mux(config.name.clone(), error.to_string()))?;
         let (owner, group) = identity.map(|identity| (identity.user, identity.group)).unzip();
-        let mut unix = Vec::new();
+        let (mut unix, mut addresses, mut inherited) = (Vec::new(), Vec::new(), Parts::default());
         for (number, address) in config.listen.iter().enumerate() {
+            let taken = older.as_mut().and_then(|older| older.mux_listener(&config.name, address));
+            if let Some((socket, file)) = taken {
+                if let Address::Unix(path) = Address::of(address) {
+                    inherited.files.push(InheritedFile::Listener(path.to_owned(), file));
+                }
+                inherited.listeners.push((address.clone(), socket, file));
+                continue;
+            }
             if let Some(passed) = sockets.take(Address::of(address)) {
+                addresses.push((address.clone(), None));
                 if let Address::Unix(path) = Address::of(address) {
                     unix.push(passed.file(path, owner, group, None).map_err(failed)?);
                 }
@@ -115,12 +145,16 @@ impl Listening {
             if let Some(mut socket) = socket {
                 socket.set_access(owner, group, None).map_err(failed)?;
                 bound.iter().for_each(|bound| sockets.store_unix(&name, &bound.socket, &mut socket));
+                addresses.push((address.clone(), socket.identity()));
                 unix.push(socket);
             } else {
+                addresses.push((address.clone(), None));
                 bound.iter().for_each(|bound| _ = sockets.store(&name, bound.socket.as_fd()));
             }
         }
-        Ok(Self { unix, server, tls, config: config.clone(), starter: starter.clone() })
+        inherited.predecessor = older.and_then(|older| older.mux(&config.name));
+        let (config, starter) = (config.clone(), starter.clone());
+        Ok(Self { unix, server, tls, config, starter, addresses, inherited })
     }
 
     /// Starts the workers and waits until they have attached or `stopped` is set. Then starts the mux's thread, or returns the part
@@ -135,7 +169,8 @@ impl Listening {
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         // If this function fails, `unix` is dropped before `server`: locals are dropped in the reverse order.
-        let Self { config, tls, server, unix, starter } = self;
+        let Self { config, tls, server, unix, starter, addresses, inherited } = self;
+        let Parts { listeners: waiting, files, predecessor } = inherited;
         let program = config.program();
         let Mux { name, .. } = config;
         let admission = Arc::new(admission);
@@ -158,7 +193,9 @@ impl Listening {
         };
         let (mut front, control) = WorkerPool::with_control(&server, front, inbox, stopped)
             .map_err(|error| Failure::Workers(name.clone(), error))?;
-        front.keep(unix);
+        front
+            .enable_upgrades(Upgradable::part(unix, files, predecessor))
+            .map_err(|error| Failure::Workers(name.clone(), error))?;
         let (runs, served) = if engine {
             let (end, gone) = channel();
             (Runs::Engine(gone), Some(Served { front, end, done }))
@@ -173,7 +210,10 @@ impl Listening {
             let thread = thread.spawn(run).map_err(|error| Failure::System("a thread", error))?;
             (Runs::Own(thread), None)
         };
-        Ok((Service { name, admission, server, tls, control, runs: Some(runs), ended: None }, served))
+        let (runs, drain) = (Some(runs), config.drain);
+        let service =
+            Service { name, admission, server, tls, control, drain, addresses, waiting, runs, ended: None };
+        Ok((service, served))
     }
 }
 
@@ -181,6 +221,56 @@ impl Service {
     /// Sets the verdict for connections that a rule sends to an inspector.
     pub(super) fn set_unserved(&self, unserved: DefaultVerdict) {
         self.admission.set_unserved(unserved);
+    }
+
+    /// The objects of this mux for a new process, and this process's end of its channel.
+    pub(super) fn objects(&self) -> io::Result<(Vec<Object>, Channel)> {
+        let (ours, theirs) = Channel::pair()?;
+        let sockets = self.server.listeners()?.into_iter().map(|listener| listener.socket);
+        let listeners = self.addresses.iter().zip(sockets);
+        let listeners = listeners.map(|((address, file), socket)| (address.clone(), socket, *file)).collect();
+        Ok((inherited::mux(&self.name, theirs, listeners), ours))
+    }
+
+    /// Stops (`true`) or resumes (`false`) accepting connections.
+    pub(super) fn suspend(&self, suspend: bool) {
+        self.server.suspend_listening(suspend);
+    }
+
+    /// Accepts connections by the listeners of the process that this one replaces, which has stopped.
+    pub(super) fn listen(&mut self) -> Result<(), Failure> {
+        for (address, socket, file) in std::mem::take(&mut self.waiting) {
+            let at = match &self.tls {
+                Some(tls) => self.server.listen_tls_on(socket, tls.clone()),
+                None => self.server.listen_on(socket),
+            };
+            at.map_err(|error| Failure::Mux(self.name.clone(), error.to_string()))?;
+            self.addresses.push((address, file));
+        }
+        Ok(())
+    }
+
+    /// Hands the connections over to a new process by the channel of [`Service::objects`]. Does nothing if the new one has no such mux.
+    pub(super) fn hand_over(&self, whole: &Successor, channel: Channel) {
+        if self.ended.is_some()
+            || !matches!(channel.receive(), Ok(Some(Packet::Message(Message::Serving, _))))
+        {
+            return tracing::warn!("mux {}: process {} does not have it", self.name, whole.id());
+        }
+        match Successor::part(whole, channel) {
+            Ok(successor) => self.control.hand_over(successor),
+            Err(error) => tracing::error!("mux {}: its connections stay: {error}", self.name),
+        }
+    }
+
+    /// Returns true if everything that can be handed over was.
+    pub(super) fn has_moved(&mut self) -> bool {
+        self.ended().is_some() || self.control.has_moved()
+    }
+
+    /// Time in which connections end.
+    pub(super) const fn drain_time(&self) -> Duration {
+        self.drain
     }
 
     /// Reads the mux's certificates and keys again.

@@ -348,7 +348,7 @@ impl Supervisor {
     /// Sleeps until an event or the next tick. Re-checks states meanwhile if a re-check is in progress.
     fn wait(&mut self) {
         let begun = Instant::now();
-        let tick = if self.logging { LOG_TICK } else { TICK };
+        let tick = if self.logging || self.upgrade.moves() { LOG_TICK } else { TICK };
         while self.rechecking {
             self.recheck_some();
             if self.idle_wait(RECHECK_PAUSE) || begun.elapsed() >= tick {

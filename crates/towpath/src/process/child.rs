@@ -23,6 +23,8 @@ pub struct Child {
 enum Parent {
     This(std::process::Child),
     Launcher(Arc<dyn Remote>),
+    /// Another part of the program waits for it and ends it.
+    Elsewhere,
 }
 
 impl Child {
@@ -43,6 +45,16 @@ impl Child {
         Self { id, pidfd, parent: Parent::Launcher(launcher), status: None }
     }
 
+    /// A process that another part of this program waits for. This handle never ends it, and its exit status is 0.
+    pub(crate) const fn watched(id: u32, pidfd: OwnedFd) -> Self {
+        Self { id, pidfd, parent: Parent::Elsewhere, status: None }
+    }
+
+    /// Returns true if this handle ends the process and waits for it.
+    pub(crate) const fn is_owned(&self) -> bool {
+        !matches!(self.parent, Parent::Elsewhere)
+    }
+
     /// Its process id.
     pub const fn id(&self) -> u32 {
         self.id
@@ -57,6 +69,7 @@ impl Child {
             self.status = match &mut self.parent {
                 Parent::This(child) => child.try_wait()?,
                 Parent::Launcher(launcher) => launcher.status(self.id)?,
+                Parent::Elsewhere => Some(ExitStatus::default()),
             };
         }
         Ok(self.status)
@@ -87,6 +100,7 @@ impl Child {
         match &mut self.parent {
             Parent::This(child) => child.kill(),
             Parent::Launcher(launcher) => launcher.kill(self.id),
+            Parent::Elsewhere => Ok(()),
         }
     }
 

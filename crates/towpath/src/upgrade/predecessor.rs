@@ -91,6 +91,14 @@ impl Predecessor {
         }
     }
 
+    /// The process `id`, which started this one, at the other end of a channel for a part of this program.
+    ///
+    /// # Errors
+    /// Fails if the descriptor is closed.
+    pub fn part(id: u32, socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self { id, channel: Channel::new(socket)?, objects: Vec::new(), partial: None })
+    }
+
     fn greet(&mut self, service: &str) -> io::Result<()> {
         let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         let count = match self.channel.wait(HANDSHAKE)?.0 {

@@ -120,6 +120,15 @@ impl Successor {
         successor
     }
 
+    /// The process of `whole` at the other end of `channel`, for a part of this program. `whole` waits for the process and ends it.
+    ///
+    /// # Errors
+    /// Fails if there are no free descriptors.
+    pub fn part(whole: &Self, channel: Channel) -> io::Result<Self> {
+        let child = Child::watched(whole.id(), whole.process().try_clone_to_owned()?);
+        Ok(Self { child, channel, queue: VecDeque::new(), ending: None })
+    }
+
     /// Its process id.
     pub const fn id(&self) -> u32 {
         self.child.id()
@@ -204,6 +213,7 @@ impl Successor {
     pub fn terminate(&mut self, now: Instant) {
         // A process that is not waited for keeps its id.
         if self.ending.is_none()
+            && self.child.is_owned()
             && self.try_wait().is_none()
             && let Some(pid) = i32::try_from(self.id()).ok().and_then(Pid::from_raw)
         {

@@ -4,10 +4,15 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 use signal_hook::low_level::pipe;
+
+use crate::upgrade::Successor;
 
 /// The request that a signal makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +30,10 @@ pub(super) enum Signal {
 pub(super) struct Signals {
     end: UnixStream,
     replace: UnixStream,
-    /// Only with signals.
-    upgrade: Option<UnixStream>,
+    upgrade: UnixStream,
+    /// New processes, for a pool that does not start them.
+    successors: Receiver<Successor>,
+    moved: Arc<AtomicBool>,
     /// Readable when one of them is readable.
     either: std::os::fd::OwnedFd,
     pending: VecDeque<Signal>,
@@ -37,9 +44,26 @@ pub(super) struct Signals {
 pub struct PoolControl {
     end: UnixStream,
     replace: UnixStream,
+    upgrade: UnixStream,
+    successors: Sender<Successor>,
+    moved: Arc<AtomicBool>,
 }
 
 impl PoolControl {
+    /// Hands the connections over to a new process, until [`has_moved`](Self::has_moved). The pool then waits for [`end`](Self::end). If
+    /// the new process ends before that, the pool accepts connections again.
+    pub fn hand_over(&self, successor: Successor) {
+        self.moved.store(false, Ordering::Relaxed);
+        // Fails if the pool has gone.
+        let _ = self.successors.send(successor);
+        say(&self.upgrade);
+    }
+
+    /// Returns true if everything that can be handed over was, or nothing more will be.
+    pub fn has_moved(&self) -> bool {
+        self.moved.load(Ordering::Relaxed)
+    }
+
     /// Drains the pool. A second call ends it at once.
     pub fn end(&self) {
         say(&self.end);
@@ -58,12 +82,8 @@ fn say(mut to: &UnixStream) {
 
 impl Signals {
     pub(super) fn new() -> io::Result<Self> {
-        let (mut signals, PoolControl { end, replace }) = Self::channel()?;
-        let (upgrade, told) = UnixStream::pair()?;
-        upgrade.set_nonblocking(true)?;
-        add(&signals.either, &upgrade, EventData::new_u64(2), EventFlags::IN)?;
-        signals.upgrade = Some(upgrade);
-        pipe::register(SIGUSR2, told)?;
+        let (signals, PoolControl { end, replace, upgrade, .. }) = Self::channel()?;
+        pipe::register(SIGUSR2, upgrade)?;
         pipe::register(SIGINT, end.try_clone()?)?;
         pipe::register(SIGTERM, end)?;
         pipe::register(SIGHUP, replace)?;
@@ -74,21 +94,35 @@ impl Signals {
     pub(super) fn channel() -> io::Result<(Self, PoolControl)> {
         let (end, end_tx) = UnixStream::pair()?;
         let (replace, replace_tx) = UnixStream::pair()?;
-        for stream in [&end, &replace, &end_tx, &replace_tx] {
+        let (upgrade, upgrade_tx) = UnixStream::pair()?;
+        for stream in [&end, &replace, &upgrade, &end_tx, &replace_tx, &upgrade_tx] {
             stream.set_nonblocking(true)?;
         }
         let either = create(CreateFlags::CLOEXEC)?;
         add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
-        let orders = PoolControl { end: end_tx, replace: replace_tx };
-        Ok((Self { end, replace, upgrade: None, either, pending: VecDeque::new() }, orders))
+        add(&either, &upgrade, EventData::new_u64(2), EventFlags::IN)?;
+        let (sender, successors) = channel();
+        let moved = Arc::new(AtomicBool::new(true));
+        let orders = PoolControl {
+            end: end_tx,
+            replace: replace_tx,
+            upgrade: upgrade_tx,
+            successors: sender,
+            moved: Arc::clone(&moved),
+        };
+        let pending = VecDeque::new();
+        Ok((Self { end, replace, upgrade, successors, moved, either, pending }, orders))
     }
 
     /// Reads pending signals.
     pub(super) fn read(&mut self) {
-        let upgrade = self.upgrade.as_mut().map(|upgrade| (upgrade, Signal::Upgrade));
-        let streams = [(&mut self.replace, Signal::Replace), (&mut self.end, Signal::End)];
-        for (stream, signal) in upgrade.into_iter().chain(streams) {
+        let streams = [
+            (&mut self.upgrade, Signal::Upgrade),
+            (&mut self.replace, Signal::Replace),
+            (&mut self.end, Signal::End),
+        ];
+        for (stream, signal) in streams {
             let mut bytes = [0; 64];
             if let Ok(count) = stream.read(&mut bytes) {
                 // Two end requests count as two; two other requests count as one.
@@ -96,6 +130,16 @@ impl Signals {
                 self.pending.extend(std::iter::repeat_n(signal, count));
             }
         }
+    }
+
+    /// A new process of [`PoolControl::hand_over`].
+    pub(super) fn successor(&self) -> Option<Successor> {
+        self.successors.try_recv().ok()
+    }
+
+    /// Tells [`PoolControl::has_moved`].
+    pub(super) fn tell_moved(&self) {
+        self.moved.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if an end request is pending.

@@ -6,19 +6,26 @@
 //! handed over stays: connections with TLS, outbound connections, and all connections with [`OnWorkerEnd::Close`], whose workers have
 //! state of them. The pool serves these until they end or `drain` has passed, then drains as after SIGTERM, and ends.
 //!
+//! A pool of `towpath run` is a part of a process: the supervisor starts the new process, and begins and completes the upgrade through
+//! [`super::PoolControl`]. The pool is in [`State::Moving`] only, and keeps its listeners until it is told to end.
+//!
 //! Invariants:
 //! - A connection is attached in one process at a time, and has no message there when it leaves.
 //! - The old process owns the listeners, their files and the control socket until the new one is told that everything was handed over.
 //!   If the new process refuses, ends, or is late before that, the old one accepts connections again.
 
+mod take_over;
+
+pub use take_over::{Inherited, InheritedFile};
+
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use towpath_mux::io::{Connector, Ended, HandOver, Server, Tls};
-use towpath_mux::mux::{Cause, Mux, OnWorkerEnd};
+use towpath_mux::io::{Connector, Ended, HandOver, Server};
+use towpath_mux::mux::{Cause, OnWorkerEnd};
 use towpath_ring::SocketFile;
 
 use super::WorkerPool;
@@ -26,7 +33,7 @@ use super::moved::MovedConnection;
 use crate::control;
 use crate::quantity::count;
 use crate::service_manager;
-use crate::upgrade::{Executable, HANDSHAKE, Item, Message, Object, Predecessor, Received, Successor, TRIAL};
+use crate::upgrade::{Executable, HANDSHAKE, Message, Object, Predecessor, Successor, TRIAL};
 
 /// The service in the greeting.
 pub const SERVICE: &str = "mux";
@@ -69,8 +76,8 @@ towpath_metrics::metrics! {
 /// The data that a pool hands over besides its connections.
 #[derive(Debug)]
 pub struct Upgradable {
-    /// The program to start.
-    pub executable: Executable,
+    /// The program to start. `None`: the process has other services, and [`super::PoolControl::hand_over`] begins and completes an upgrade.
+    pub executable: Option<Executable>,
     /// The arguments that name the listening addresses, in the order of the server's listeners.
     pub listen: Vec<String>,
     /// Time for the new process to be ready.
@@ -85,6 +92,8 @@ pub struct Upgradable {
     pub connectors: Vec<Connector>,
     /// The process that this one replaces, after Go.
     pub predecessor: Option<Predecessor>,
+    /// The same after Done: the end of this channel tells that process that this one has ended, until it ends itself.
+    pub finished: Option<Predecessor>,
 }
 
 /// State of upgrades of a pool.
@@ -186,13 +195,24 @@ impl Upgrades {
     /// The new process has the listeners and the control socket from here on, if it serves.
     fn give_up(&mut self) {
         let Self { own: Some(own), state: State::Moving(moving), .. } = self else { return };
-        if !moving.open || moving.ending || std::mem::replace(&mut moving.given_up, true) {
+        let part = own.executable.is_none();
+        if !moving.open || moving.ending || part && !moving.done {
             return;
         }
-        service_manager::notify(&format!("MAINPID={}", moving.successor.id()));
+        if std::mem::replace(&mut moving.given_up, true) {
+            return;
+        }
+        if !part {
+            service_manager::notify(&format!("MAINPID={}", moving.successor.id()));
+        }
         own.files.iter_mut().for_each(SocketFile::give_up);
         own.control.iter_mut().for_each(|(_, server)| server.hand_over());
         own.connectors.clear();
+    }
+
+    /// Returns true if the process has other services, whose upgrade is completed with this one's.
+    fn is_part(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.executable.is_none())
     }
 
     /// The pool ends: processes that did not take over are ended, too.
@@ -221,6 +241,25 @@ impl Moving {
 }
 
 impl Upgradable {
+    /// A pool of a process that has other services: its Unix listeners' files, those that it inherits, and the other end of its upgrade.
+    pub const fn part(
+        files: Vec<SocketFile>,
+        later: Vec<InheritedFile>,
+        predecessor: Option<Predecessor>,
+    ) -> Self {
+        Self {
+            executable: None,
+            listen: Vec::new(),
+            limit: Duration::ZERO,
+            files,
+            later,
+            control: None,
+            connectors: Vec::new(),
+            predecessor,
+            finished: None,
+        }
+    }
+
     /// The objects for a new process.
     fn objects(&self, server: &Server) -> io::Result<Vec<Object>> {
         let mut objects = Vec::new();
@@ -244,61 +283,6 @@ impl Upgradable {
     }
 }
 
-/// A listener or a control socket that an older process has passed.
-#[derive(Debug)]
-pub struct Inherited {
-    fd: OwnedFd,
-    file: Option<(u64, u64)>,
-}
-
-/// The file of a listener or of the control socket, which belongs to an older process until it gives it up.
-#[derive(Debug)]
-pub enum InheritedFile {
-    /// The path of a Unix listener, and the identity of its file.
-    Listener(PathBuf, Option<(u64, u64)>),
-    /// The identity of the control socket's file.
-    Control(Option<(u64, u64)>),
-}
-
-impl Inherited {
-    /// The listener that the argument `address` names.
-    pub fn listener(predecessor: &mut Predecessor, address: &str) -> Option<Self> {
-        predecessor.take(LISTENER, address).map(Self::of)
-    }
-
-    /// The control socket at `path`.
-    pub fn control(predecessor: &mut Predecessor, path: &Path) -> Option<Self> {
-        predecessor.take(CONTROL, &path.display().to_string()).map(Self::of)
-    }
-
-    fn of(object: Object) -> Self {
-        Self { file: serde_json::from_value(object.detail).ok().flatten(), fd: object.fd }
-    }
-
-    /// Accepts connections. Returns the address, and the file of a Unix socket, which the older process still owns.
-    ///
-    /// # Errors
-    /// Fails if it is not a listening socket.
-    pub fn listen(
-        self,
-        server: &Server,
-        address: &str,
-        tls: Option<&Tls>,
-    ) -> io::Result<(String, Option<InheritedFile>)> {
-        let at = match tls {
-            Some(tls) => server.listen_tls_on(self.fd, tls.clone()),
-            None => server.listen_on(self.fd),
-        }?;
-        let file = address.strip_prefix("unix:").map(|path| InheritedFile::Listener(path.into(), self.file));
-        Ok((at, file))
-    }
-
-    /// The descriptor, and the identity of the file.
-    pub fn into_parts(self) -> (OwnedFd, Option<(u64, u64)>) {
-        (self.fd, self.file)
-    }
-}
-
 impl WorkerPool {
     /// Enables upgrades (SIGUSR2), and continues the connections of an older process.
     ///
@@ -317,6 +301,9 @@ impl WorkerPool {
 
     /// Starts an upgrade, or says why not.
     pub(super) fn begin_upgrade(&mut self) {
+        if let Some(successor) = self.signals.successor() {
+            return self.hand_over_to(successor);
+        }
         let Upgrades { own, state, stats, .. } = &mut self.upgrades;
         let refused = match (&own, &state) {
             (None, _) => "this process cannot be upgraded",
@@ -333,12 +320,13 @@ impl WorkerPool {
             }
             _ => "",
         };
-        let Some(own) = own.as_mut().filter(|_| refused.is_empty()) else {
+        let own = own.as_mut().filter(|_| refused.is_empty());
+        let Some((own, executable)) = own.and_then(|own| Some((&*own, own.executable.as_ref()?))) else {
             return tracing::warn!("SIGUSR2 ignored: {refused}");
         };
-        let path = own.executable.path().display();
+        let path = executable.path().display();
         let objects = own.objects(&self.driver.server());
-        let started = objects.and_then(|objects| Successor::start(&own.executable, SERVICE, objects));
+        let started = objects.and_then(|objects| Successor::start(executable, SERVICE, objects));
         match started {
             Ok(successor) => {
                 tracing::info!("upgrade: process {} of {path} starts", successor.id());
@@ -401,7 +389,7 @@ impl WorkerPool {
     pub(super) fn drain_upgrade(&mut self) {
         self.cancel_upgrade("the mux was told to end");
         let own = self.upgrades.own.as_ref();
-        if own.is_some() {
+        if own.is_some_and(|own| own.executable.is_some()) {
             service_manager::notify("STOPPING=1");
         }
         if let Some(predecessor) = own.and_then(|own| own.predecessor.as_ref()) {
@@ -502,11 +490,26 @@ impl WorkerPool {
         }
     }
 
+    /// The process, of which this pool is a part, is replaced by a new one.
+    fn hand_over_to(&mut self, successor: Successor) {
+        if self.draining.is_some() {
+            return self.signals.tell_moved();
+        }
+        self.driver.server().suspend_listening(true);
+        // Fails if there is no memory: a loss is then found at the next item.
+        let _ = self.driver.watch(&successor, SUCCESSOR);
+        self.begin_moving(successor, Instant::now());
+    }
+
     /// The new process has served for a while: it gets the connections.
     fn begin_hand_over(&mut self, now: Instant) {
         let State::Trial { successor, .. } = std::mem::take(&mut self.upgrades.state) else { return };
         tracing::info!("upgrade: process {} serves from here on", successor.id());
         self.driver.unwatch(successor.process());
+        self.begin_moving(successor, now);
+    }
+
+    fn begin_moving(&mut self, successor: Successor, now: Instant) {
         let moving = Moving {
             successor,
             open: true,
@@ -564,9 +567,10 @@ impl WorkerPool {
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         moving.open = false;
         self.driver.unwatch(moving.successor.as_fd());
-        if moving.done && moving.successor.is_flushed() {
+        if moving.given_up && moving.successor.is_flushed() {
             return;
         }
+        self.signals.tell_moved();
         let back = moving.successor.take_back();
         let continues = !moving.given_up && !moving.ending && self.draining.is_none();
         let server = self.driver.server();
@@ -592,6 +596,7 @@ impl WorkerPool {
     /// Sends connections that were unattached, and begins the drain when none is left, or at the deadline. Called after their ends were
     /// read.
     pub(super) fn finish_upgrade(&mut self, now: Instant) {
+        let part = self.upgrades.is_part();
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         let stats = &mut self.upgrades.stats;
         if moving.open {
@@ -607,8 +612,9 @@ impl WorkerPool {
         }
         let HandOver { finishing, waiting, staying } = moving.over;
         let (looked, mut given_up) = (moving.looked == Some(now) || drained, false);
-        if looked && !moving.done && moving.open && finishing + waiting == 0 && moving.successor.is_flushed()
-        {
+        let (part, late) = (part && self.draining.is_none(), now >= moving.until);
+        let complete = looked && finishing + waiting == 0 && moving.successor.is_flushed();
+        if !moving.done && moving.open && (complete || part && late) {
             moving.done = true;
             moving.successor.push(Message::Done);
             given_up = true;
@@ -620,8 +626,14 @@ impl WorkerPool {
                 moving.successor.id()
             );
         }
+        if part {
+            // The process owns the listeners and completes the upgrade, or takes everything back.
+            return if moving.done {
+                self.signals.tell_moved()
+            };
+        }
         let empty = looked && moving.over == HandOver::default() && (moving.done || !moving.open);
-        let (late, until) = (now >= moving.until, moving.until);
+        let until = moving.until;
         if given_up {
             self.driver.server().stop_listening();
             self.upgrades.give_up();
@@ -637,82 +649,6 @@ impl WorkerPool {
             }
             let patience = if late { self.config.drain } else { until.saturating_duration_since(now) };
             self.begin_drain(now, patience);
-        }
-    }
-
-    /// Attaches connections of an older process.
-    fn take_over(&mut self, now: Instant) {
-        let Upgrades { own: Some(own), paused, predecessor_ready, stats, .. } = &mut self.upgrades else {
-            return;
-        };
-        let Some(predecessor) = &mut own.predecessor else { return };
-        if paused.take_if(|paused| *paused <= now).is_some() {
-            // Fails if there is no memory; the next turn finds nothing then.
-            let _ = self.driver.watch(&*predecessor, PREDECESSOR);
-        }
-        if !std::mem::take(predecessor_ready) || paused.is_some() {
-            return;
-        }
-        let server = self.driver.server();
-        let (before, mut lost, mut end) = (stats.not_taken, None, None);
-        for _ in 0..BURST {
-            let received = if server.look(Mux::is_full) { Ok(Received::Full) } else { predecessor.receive() };
-            match received {
-                Ok(Received::Item(Item { detail, fd, bytes })) => {
-                    let moved = MovedConnection::parse(detail).ok_or(io::ErrorKind::InvalidData.into());
-                    match moved.and_then(|moved| server.attach_moved(fd, &bytes, moved.into())) {
-                        Ok(_) => stats.taken_over += 1,
-                        Err(error) => {
-                            stats.not_taken += 1;
-                            lost = Some(error);
-                        }
-                    }
-                }
-                Ok(Received::Nothing) => break,
-                Ok(Received::Full) => {
-                    self.driver.unwatch(predecessor.as_fd());
-                    *paused = Some(now + PAUSE);
-                    break;
-                }
-                Ok(Received::Done) => {
-                    end = Some(Ok(()));
-                    break;
-                }
-                Ok(Received::Go) => {
-                    end = Some(Err(io::ErrorKind::InvalidData.into()));
-                    break;
-                }
-                Err(error) => {
-                    end = Some(Err(error));
-                    break;
-                }
-            }
-        }
-        let (id, taken) = (predecessor.id(), count(stats.taken_over, "connection"));
-        if let Some(error) = lost {
-            let closed = count(stats.not_taken - before, "connection");
-            tracing::warn!(
-                "upgrade: {closed} of process {id} could not be taken over and were closed: {error}"
-            );
-        }
-        match &end {
-            None => return,
-            Some(Ok(())) => tracing::info!("upgrade: {taken} taken over from process {id}"),
-            Some(Err(error)) => {
-                tracing::error!(
-                    "upgrade: {taken} taken over from process {id}, which then ended or failed: {error}"
-                );
-            }
-        }
-        own.predecessor = None;
-        // The older process has given them up, or ended without removing them.
-        for file in own.later.drain(..) {
-            match file {
-                InheritedFile::Listener(path, identity) => own.files.push(SocketFile::adopt(&path, identity)),
-                InheritedFile::Control(identity) => {
-                    own.control.iter_mut().for_each(|(_, server)| server.own_file(identity));
-                }
-            }
         }
     }
 }

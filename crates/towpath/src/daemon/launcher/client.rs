@@ -20,8 +20,10 @@ use crate::config::Config;
 use crate::logging::Format;
 use crate::process::{self, Place, Program, Remote, Started};
 
-/// Time for a reply. The launcher needs milliseconds; a launcher that needs longer counts as ended.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for a reply. The launcher needs milliseconds, but its calls to the kernel wait for a lock (RTNL) that changes of any network
+/// namespace hold: on a busy machine one of them has lasted 4 seconds, and the requests of two engines queue during an upgrade. The end of
+/// the launcher is seen at once.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The launcher of this engine. Dropping it ends the process.
 #[derive(Debug)]
@@ -122,9 +124,15 @@ impl Launcher {
         match reply {
             Ok(Some((reply, descriptors))) => Ok((reply.checked()?, descriptors)),
             // Without this, a late reply would be taken for the reply to the next request.
-            Ok(None) | Err(_) => {
+            unanswered => {
                 *works = false;
-                Err(ended())
+                match unanswered {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        format!("the launcher has not answered for {} s", PATIENCE.as_secs()),
+                    )),
+                    _ => Err(ended()),
+                }
             }
         }
     }

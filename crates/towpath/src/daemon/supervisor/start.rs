@@ -180,13 +180,14 @@ impl Supervisor {
                 Socket::bind(queue, threads.max(1), &starter, identity, socket)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        let dumps_socket = config.control.as_ref().and_then(|_| listener(inherited::DUMPS));
         let listening_muxes = config
             .muxes
             .iter()
-            .map(|mux| mux_service::Listening::open(mux, &starter, identity, &mut passed))
+            .map(|mux| mux_service::Listening::open(mux, &starter, identity, &mut passed, inherited.as_mut()))
             .collect::<Result<Vec<_>, _>>()?;
         passed.finish();
-        let dumps = config.control.as_ref().map(|control| match listener(inherited::DUMPS) {
+        let dumps = config.control.as_ref().map(|control| match dumps_socket {
             Some(socket) => Dumps::adopt(control, identity, socket).map_err(Failure::Dumps),
             None => Dumps::bind(control, identity).map_err(Failure::Dumps),
         });

@@ -8,7 +8,9 @@
 //! packets wait in the kernel's rings
 //! items: states, inspectors; Go               ---->   restores states, gives inspectors new rings
 //!                                             <----   Serving; receives
-//! waits for [`TRIAL`]; Done; ends             ---->   owns the files
+//! waits for [`TRIAL`];
+//! muxes: connections (channel of each mux)    ---->   attach them
+//! Done; ends                                  ---->   owns the files
 //! ```
 //!
 //! No packet and no frame travels: the old engine decides all that it has, so that an inspector has no frame when it is handed over. It gets
@@ -31,6 +33,7 @@ use towpath_port::HandOver;
 
 use super::super::inherited::{self, FileId, Inherited, ItemDetail, SERVICE};
 use super::super::inspector_sockets::Socket;
+use super::super::mux_service::Service;
 use super::super::worker_command::WorkerCommand;
 use super::{ACCEPTS_PER_TURN, Failure, Supervisor, idle_wait};
 use crate::logging::OPERATOR;
@@ -63,15 +66,31 @@ pub(super) enum Upgrade {
     #[default]
     None,
     /// The new engine prepares, until this time at the latest.
-    Starting { successor: Successor, until: Instant },
-    /// The new engine has everything. `serving`: it receives packets, and this one waits until the time.
-    HandedOver { successor: Successor, until: Instant, serving: bool, inspectors: Vec<(u16, OwnedFd)> },
+    Starting { successor: Successor, until: Instant, muxes: Vec<Channel> },
+    /// The new engine has everything but the connections of muxes. This one waits until the time.
+    HandedOver { successor: Successor, until: Instant, phase: Phase, inspectors: Inspectors },
+}
+
+/// The new engine has everything that this one had when it stopped.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// It does not receive packets yet.
+    Taking(Vec<Channel>),
+    /// It carries packets and accepts connections.
+    Trial(Vec<Channel>),
+    /// The muxes hand over their connections.
+    Moving,
 }
 
 impl Upgrade {
     /// Returns true while this engine receives nothing.
     pub(super) const fn is_handed_over(&self) -> bool {
         matches!(self, Self::HandedOver { .. })
+    }
+
+    /// Returns true while the muxes hand over connections.
+    pub(super) const fn moves(&self) -> bool {
+        matches!(self, Self::HandedOver { phase: Phase::Moving, .. })
     }
 
     /// The descriptors that become readable with news.
@@ -89,9 +108,6 @@ impl Supervisor {
     pub(super) fn offer_upgrades(&self) {
         let impossible = match &self.launcher {
             None => Some("root has not started this engine: stop it and start the new version".to_owned()),
-            Some(_) if !self.config.muxes.is_empty() => {
-                Some("it has muxes, which are not handed over: stop it and start the new version".to_owned())
-            }
             // The entries of the kernel's flow map would have no owner.
             Some(_) if self.offload.is_some() => Some(
                 "it offloads flows, which are not handed over: stop it and start the new version".to_owned(),
@@ -156,7 +172,7 @@ impl Supervisor {
         }
         let launcher = self.launcher.as_ref().ok_or("the engine has no launcher")?;
         let path = self.config.engine.upgrade.get(at).ok_or("the configuration has changed")?.clone();
-        let mut objects = self.objects()?;
+        let (mut objects, muxes) = self.objects()?;
         let (ours, theirs) = Channel::pair().map_err(text)?;
         let (child, connection): (Child, OwnedFd) =
             launcher.upgrade(at, theirs.as_fd()).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -165,13 +181,13 @@ impl Supervisor {
         log::info!(target: OPERATOR, "upgrade: process {} of {} starts", child.id(), path.display());
         let mut successor = Successor::over(ours, child, SERVICE, objects);
         let _ = successor.flush();
-        self.upgrade =
-            Upgrade::Starting { successor, until: Instant::now() + self.config.engine.upgrade_time };
+        let until = Instant::now() + self.config.engine.upgrade_time;
+        self.upgrade = Upgrade::Starting { successor, until, muxes };
         Ok(())
     }
 
-    /// Copies of the descriptors of ports and listeners.
-    fn objects(&self) -> Result<Vec<Object>, String> {
+    /// Copies of the descriptors of ports and listeners, and the channels of the muxes.
+    fn objects(&self) -> Result<(Vec<Object>, Vec<Channel>), String> {
         let text = |error: io::Error| error.to_string();
         let mut objects = Vec::new();
         for (thread, worker) in self.workers.iter().enumerate() {
@@ -197,19 +213,28 @@ impl Supervisor {
         for socket in &self.sockets {
             listener(&inherited::queue(socket.queue), socket.listener().transpose())?;
         }
-        Ok(objects)
+        let mut muxes = Vec::new();
+        for service in &self.services {
+            let (parts, channel) = service.objects().map_err(text)?;
+            objects.extend(parts);
+            muxes.push(channel);
+        }
+        Ok((objects, muxes))
     }
 
     /// The new engine prepares: when it is ready, this one stops and hands over.
     fn attend_start(&mut self) {
-        let Upgrade::Starting { mut successor, until } = std::mem::take(&mut self.upgrade) else { return };
+        let Upgrade::Starting { mut successor, until, muxes } = std::mem::take(&mut self.upgrade) else {
+            return;
+        };
         let _ = successor.flush();
         match news(&mut successor, until, "was not ready") {
-            Ok(None) => self.upgrade = Upgrade::Starting { successor, until },
+            Ok(None) => self.upgrade = Upgrade::Starting { successor, until, muxes },
             Ok(Some(Message::Ready)) => match self.hand_over(&mut successor) {
                 Ok(inspectors) => {
                     let until = Instant::now() + HANDSHAKE;
-                    self.upgrade = Upgrade::HandedOver { successor, until, serving: false, inspectors };
+                    let phase = Phase::Taking(muxes);
+                    self.upgrade = Upgrade::HandedOver { successor, until, phase, inspectors };
                 }
                 Err((why, inspectors)) => self.take_back(successor, inspectors, &why),
             },
@@ -221,23 +246,50 @@ impl Supervisor {
     /// The new engine has everything. Returns true when it has carried packets for a while.
     fn attend_hand_over(&mut self) -> bool {
         let upgrade = std::mem::take(&mut self.upgrade);
-        let Upgrade::HandedOver { mut successor, until, serving, inspectors } = upgrade else { return false };
-        if serving && Instant::now() >= until {
-            self.complete(&mut successor);
-            return true;
-        }
-        let late = if serving { Instant::now() + TRIAL } else { until };
+        let Upgrade::HandedOver { mut successor, mut until, mut phase, inspectors } = upgrade else {
+            return false;
+        };
+        let taking = matches!(phase, Phase::Taking(_));
+        let late = if taking { until } else { Instant::now() + TRIAL };
         match news(&mut successor, late, "did not receive packets") {
-            Ok(None) => self.upgrade = Upgrade::HandedOver { successor, until, serving, inspectors },
-            Ok(Some(Message::Serving)) if !serving => {
+            Ok(None) => {
+                phase = match phase {
+                    Phase::Trial(muxes) if Instant::now() >= until => {
+                        until = self.move_connections(&successor, muxes);
+                        Phase::Moving
+                    }
+                    phase => phase,
+                };
+                if matches!(phase, Phase::Moving)
+                    && (self.services.iter_mut().all(Service::has_moved) || Instant::now() >= until)
+                {
+                    self.complete(&mut successor);
+                    return true;
+                }
+                self.upgrade = Upgrade::HandedOver { successor, until, phase, inspectors };
+            }
+            Ok(Some(Message::Serving)) if let Phase::Taking(muxes) = phase => {
                 log::info!(target: OPERATOR, "upgrade: process {} carries packets from here on", successor.id());
-                let until = Instant::now() + TRIAL;
-                self.upgrade = Upgrade::HandedOver { successor, until, serving: true, inspectors };
+                let (until, phase) = (Instant::now() + TRIAL, Phase::Trial(muxes));
+                self.upgrade = Upgrade::HandedOver { successor, until, phase, inspectors };
             }
             Ok(Some(_)) => self.take_back(successor, inspectors, "it sent an invalid message"),
             Err(why) => self.take_back(successor, inspectors, &why),
         }
         false
+    }
+
+    /// The muxes hand over their connections. Returns the time until which they do so.
+    fn move_connections(&self, successor: &Successor, muxes: Vec<Channel>) -> Instant {
+        let longest = self.services.iter().map(Service::drain_time).max();
+        self.services.iter().zip(muxes).for_each(|(service, channel)| service.hand_over(successor, channel));
+        Instant::now() + longest.unwrap_or_default() + ANSWER
+    }
+
+    /// Stops or resumes accepting connections and clients.
+    fn suspend_listening(&self, suspend: bool) {
+        self.server.iter().for_each(|server| server.suspend(suspend));
+        self.services.iter().for_each(|service| service.suspend(suspend));
     }
 
     /// Ends a new engine that has got nothing.
@@ -253,9 +305,7 @@ impl Supervisor {
         self.pause().map_err(lost)?;
         // The next engine writes the same file.
         self.running = None;
-        if let Some(server) = &self.server {
-            server.suspend(true);
-        }
+        self.suspend_listening(true);
         let mut inspectors = Vec::new();
         for worker in &self.workers {
             let (to, from) = channel();
@@ -338,9 +388,7 @@ impl Supervisor {
         drop(successor);
         self.adopt(inspectors);
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Resume));
-        if let Some(server) = &self.server {
-            server.suspend(false);
-        }
+        self.suspend_listening(false);
         if let Err(error) = self.save_states() {
             log::warn!("states are not saved while the engine runs: no thread: {error}; reload again");
         }
@@ -462,6 +510,7 @@ impl Supervisor {
         }
         self.adopt(items.inspectors);
         inherited.serves().map_err(Failure::Upgrade)?;
+        self.services.iter_mut().try_for_each(Service::listen)?;
         for start in later {
             start(self)?;
         }

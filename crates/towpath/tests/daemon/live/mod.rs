@@ -9,6 +9,7 @@ mod exclusive;
 mod inspectors;
 mod losses;
 pub(crate) mod machines;
+mod mux_upgrade;
 mod nfqueue;
 mod offload;
 mod restarts;

@@ -77,7 +77,7 @@ impl Clients {
 }
 
 /// The configuration of a bridge with muxes, each with an additional key.
-fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
+pub(super) fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
     let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
     let mut text = format!("{BRIDGE}[engine]\nthreads = {threads}\nwait = \"park\"\n");
     for (name, port, more) in muxes {
@@ -91,7 +91,7 @@ fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
 }
 
 /// Rules that admit connections to the muxes, and the packets of the bridge.
-const SERVED: &str =
+pub(super) const SERVED: &str =
     "add 50 allow tcp from any to any setup recv web\nadd 60 allow tcp from any to any setup recv api\n";
 
 /// The threads of a process, by name.

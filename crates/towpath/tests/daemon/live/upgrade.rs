@@ -32,20 +32,20 @@ add 500 allow udp from any to any 11
 ";
 
 /// Number of upgrades under load. `.ci/nightly upgrade` sets it to 100.
-fn upgrades() -> u32 {
+pub(super) fn upgrades() -> u32 {
     std::env::var("TOWPATH_UPGRADES").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
 /// The engine that runs now.
-struct Running {
+pub(super) struct Running {
     /// The first engine, which is a child of this process.
-    first: Engine,
+    pub(super) first: Engine,
     /// The present one, unless it is the first.
     now: Option<Pid>,
 }
 
 impl Running {
-    fn start(directory: &Path) -> Self {
+    pub(super) fn start(directory: &Path) -> Self {
         let mut first = Engine::start(directory);
         // All engines write there: each one its report.
         let (mut reports, mut log) = (first.child.stdout.take().unwrap(), first.child.stderr.take().unwrap());
@@ -59,7 +59,7 @@ impl Running {
     }
 
     /// Upgrades, and waits until the engine before has ended.
-    fn upgrade(&mut self) {
+    pub(super) fn upgrade(&mut self) {
         let before = pidfd_open(self.id(), PidfdFlags::empty()).unwrap();
         let said = self.first.ctl("upgrade --json");
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
@@ -73,7 +73,7 @@ impl Running {
     }
 
     /// Stops the present engine.
-    fn stop(self) {
+    pub(super) fn stop(self) {
         let process = pidfd_open(self.id(), PidfdFlags::empty()).unwrap();
         kill_process(self.id(), Signal::TERM).unwrap();
         ended(&process);
@@ -108,7 +108,7 @@ fn inspector(directory: &Path) -> Child {
 }
 
 /// Numbered datagrams from the left machine to ports of the right one, without pause. Made before the machines are busy.
-struct Load {
+pub(super) struct Load {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
     sender: Option<JoinHandle<()>>,
@@ -116,7 +116,7 @@ struct Load {
 }
 
 impl Load {
-    fn start(left: &Host, right: &Host, ports: &[u16]) -> Self {
+    pub(super) fn start(left: &Host, right: &Host, ports: &[u16]) -> Self {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let receivers = ports.iter().map(|&port| {
             let server = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
@@ -155,13 +155,13 @@ impl Load {
     }
 
     /// Waits until some more were sent.
-    fn goes_on(&self) {
+    pub(super) fn goes_on(&self) {
         let before = self.sent.load(Ordering::Relaxed);
         until(|| self.sent.load(Ordering::Relaxed) > before + 200);
     }
 
     /// Stops, and returns the numbers that did not arrive, for each port, and the number of sent ones.
-    fn end(mut self) -> (Vec<u64>, u64) {
+    pub(super) fn end(mut self) -> (Vec<u64>, u64) {
         self.goes_on();
         // The last ones are on their way for a moment.
         thread::sleep(Duration::from_millis(300));
@@ -233,7 +233,7 @@ fn upgrades_lose_nothing_on_xdp_sockets() {
 }
 
 /// A program that writes its process id into `DIRECTORY/new` and then runs `words`.
-fn script(directory: &Path, name: &str, words: &str) -> String {
+pub(super) fn script(directory: &Path, name: &str, words: &str) -> String {
     let path = directory.join(name);
     let file = directory.join("new").display().to_string();
     std::fs::write(&path, format!("#!/bin/sh\necho $$ > {file}.part; mv {file}.part {file}\n{words}\n"))
@@ -243,7 +243,7 @@ fn script(directory: &Path, name: &str, words: &str) -> String {
 }
 
 /// The process id of the last started program.
-fn started(directory: &Path) -> Pid {
+pub(super) fn started(directory: &Path) -> Pid {
     let file = directory.join("new");
     let mut id = None;
     until(|| {
