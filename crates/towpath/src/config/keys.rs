@@ -209,7 +209,7 @@ pub const KEYS: &[Key] = &[
     new("engine", "drain", Seconds(0.0, 3600.0), "`5`", "time that a stop waits for inspectors"),
     new("engine", "upgrade", Texts, "", "programs that an [upgrade](run.md#upgrade) may start, as absolute paths; the first one is the default"),
     new("engine", "upgrade-time", Seconds(1.0, 3600.0), "`30`", "time for the new version to be ready"),
-    new("engine", "sandbox", Word(&["kill", "log", "off"]), "`\"kill\"`", "a thread that makes a [system call that its role does not make](privileges.md#system-calls): the process ends, or the kernel logs it"),
+    new("engine", "sandbox", Word(&["kill", "log", "off"]), "`kill` if the kernel accepts the filters", "a thread that makes a [system call that its role does not make](privileges.md#system-calls): the process ends, or the kernel logs it"),
     new("engine", "log-drops", Word(&["losses", "all", "no"]), "`\"losses\"`", "dropped packets to [log](#log): those that no rule and no inspector decided, all, or none"),
     new("engine", "hugepages", Flag, "`false`", "state table in huge pages"),
     new("engine", "user", Text, "`towpath`, if it exists", "user of the engine, if root starts it ([privileges](privileges.md))"),
