@@ -48,9 +48,11 @@ pub(crate) fn add(shared: &Arc<Shared>) {
         // SAFETY: functions of this library, which is never unloaded: its pumps run in it. Without memory (ENOMEM), children get no pump.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     });
+    let shared = Arc::downgrade(shared);
     let mut pumped = lock(&PUMPED);
-    pumped.retain(|other| other.strong_count() > 0);
-    pumped.push(Arc::downgrade(shared));
+    // After a fork, the same pumps start again.
+    pumped.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&shared));
+    pumped.push(shared);
     // Relaxed: read by the thread that forks, under the lock.
     OWNER.store(getpid().as_raw_pid(), Ordering::Relaxed);
 }

@@ -146,8 +146,8 @@ fn send(shared: &Shared, datagrams: &mut Datagrams) -> bool {
 }
 
 fn sleep(shared: &Shared, queues: &[Arc<Queue>]) {
-    let working = fork::working();
     let due = queues.iter().filter_map(|queue| queue.attach_again()).min();
+    let working = fork::working();
     let mut armed = Vec::with_capacity(queues.len());
     let mut ready = false;
     for queue in queues {

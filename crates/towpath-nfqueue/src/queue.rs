@@ -6,6 +6,8 @@
 //!
 //! Invariant: `recent` and `old` have exactly the frames that the consumer has, so the ring bounds both.
 
+pub(crate) mod parked;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,8 +18,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use towpath_ring::{AttachError, Consumer, Decision, Frame, Header, Kind, Options, ReserveError, Verdict};
 
-use crate::lock;
+use self::parked::Parked;
 use crate::message::{Datagrams, Packet};
+use crate::{fork, lock};
 
 /// Packets of one turn of the pump.
 const TURN: usize = 64;
@@ -275,6 +278,7 @@ impl Queue {
     /// Attaches again if the engine is gone and the time has come. Returns the time of the next attempt.
     pub(crate) fn attach_again(&self) -> Option<Instant> {
         let (due, delay) = {
+            let _working = fork::working();
             let state = self.lock();
             if state.consumer.is_some() || state.mode == CopyMode::Closed {
                 return None;
@@ -284,8 +288,9 @@ impl Queue {
         if Instant::now() < due {
             return Some(due);
         }
-        // Without the lock: an engine may take its time, and verdicts must not wait.
+        // Without locks: an engine may take its time, and neither verdicts nor a fork must wait.
         let attached = attach(&self.path);
+        let _working = fork::working();
         let mut state = self.lock();
         match attached {
             // The queue was destroyed meanwhile.
@@ -643,77 +648,6 @@ impl State {
         self.open = 0;
         self.retry = (Instant::now(), DELAYS.0);
     }
-}
-
-/// Queues that the program has destroyed.
-pub(crate) mod parked {
-    use std::path::Path;
-    use std::sync::Mutex;
-    use std::time::Duration;
-
-    use super::Parked;
-    use crate::lock;
-
-    /// How long a destroyed queue stays attached.
-    const LINGER: Duration = Duration::from_millis(200);
-
-    /// The queues, and whether the thread that ends them runs.
-    static PARKED: Mutex<(Vec<Parked>, bool)> = Mutex::new((Vec::new(), false));
-
-    /// The last queue at `path`.
-    pub(super) fn take(path: &Path) -> Option<Parked> {
-        let parked = &mut lock(&PARKED).0;
-        let at = parked.iter().rposition(|parked| parked.path == path)?;
-        Some(parked.swap_remove(at))
-    }
-
-    /// The program read the message of the packet `id` after it had destroyed queue `number` of `socket`: the message is lost.
-    pub(crate) fn missed(socket: usize, number: u16, id: u32) {
-        let mut parked = lock(&PARKED);
-        let of_socket = |parked: &&mut Parked| parked.socket == socket && parked.number == number;
-        for Parked { state, .. } in parked.0.iter_mut().filter(of_socket) {
-            state.handles(id);
-        }
-    }
-
-    /// Keeps a queue for [`LINGER`].
-    pub(super) fn put(queue: Parked) {
-        let mut parked = lock(&PARKED);
-        parked.0.push(queue);
-        if !parked.1 {
-            // Without a thread, the queue ends now.
-            parked.1 = crate::pump::spawn(end).is_ok();
-        }
-        if !parked.1 {
-            parked.0.clear();
-        }
-    }
-
-    /// Ends queues in time.
-    fn end() {
-        loop {
-            std::thread::sleep(LINGER / 4);
-            let mut parked = lock(&PARKED);
-            let ended: Vec<_> = parked.0.extract_if(.., |parked| parked.since.elapsed() >= LINGER).collect();
-            parked.1 = !parked.0.is_empty();
-            let ends = !parked.1;
-            drop(parked);
-            ended.into_iter().for_each(|mut parked| parked.state.detach());
-            if ends {
-                return;
-            }
-        }
-    }
-}
-
-/// A queue that the program has destroyed, and that it may create again.
-struct Parked {
-    /// The program's number.
-    number: u16,
-    path: PathBuf,
-    socket: usize,
-    since: Instant,
-    state: State,
 }
 
 /// The link header of a packet, and the rest.

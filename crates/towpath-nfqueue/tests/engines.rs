@@ -35,6 +35,17 @@ impl World {
         Endpoint::bind(self.socket(), Config::default()).unwrap()
     }
 
+    /// An engine, and a program that has opened queue 1.
+    fn opened() -> (Self, Endpoint, Channel, Program) {
+        let world = Self::new();
+        let mut endpoint = world.endpoint();
+        let mut program = world.start();
+        program.request("open 1");
+        let channel = accept(&mut endpoint);
+        assert_eq!(program.line(), "open 0 0");
+        (world, endpoint, channel, program)
+    }
+
     /// Starts `console.c`, which executes the calls that its standard input names.
     fn start(&self) -> Program {
         let program = self.directory.path().join("console");
@@ -134,12 +145,7 @@ fn verdict(channel: &mut Channel, now: u64) -> (Seq, Decision<'static>) {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn the_library_attaches_to_a_restarted_engine() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (world, mut endpoint, mut channel, mut program) = World::opened();
     send(&mut channel, &Meta::default());
     assert_eq!(program.call("recv"), "1 hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
     for id in [2, 4, 6] {
@@ -161,12 +167,7 @@ fn the_library_attaches_to_a_restarted_engine() {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn a_large_payload_stays_in_the_ring_if_the_library_handles_the_messages() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (world, endpoint, mut channel, mut program) = World::opened();
     let large: Vec<u8> = PACKET.iter().copied().cycle().take(9000).collect();
     let mut id = 0;
     let mut exchange = |program: &mut Program, channel: &mut Channel, read: &str| {
@@ -211,12 +212,7 @@ fn a_large_payload_stays_in_the_ring_if_the_library_handles_the_messages() {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn a_daemon_has_its_queue_after_it_has_forked() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (_world, mut endpoint, mut channel, mut program) = World::opened();
     assert_eq!(program.call("child"), "child 0 0");
     send(&mut channel, &Meta::default());
     assert_eq!(program.call("recv"), "1 hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
@@ -237,12 +233,7 @@ fn a_daemon_has_its_queue_after_it_has_forked() {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn a_verdict_for_an_overdue_packet_is_enoent() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (_world, _endpoint, mut channel, mut program) = World::opened();
     let first = send(&mut channel, &Meta::default());
     assert!(program.call("recv").starts_with("1 "));
     channel.poll_verdicts(1, |_, _| panic!("no verdict yet"));
@@ -260,12 +251,7 @@ fn a_verdict_for_an_overdue_packet_is_enoent() {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn attributes_and_verdicts() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (_world, _endpoint, mut channel, mut program) = World::opened();
     let interfaces = Interfaces { ingress: 3, egress: 4, hook: 2, bridged: true };
     let rows = [
         ("verdict ID 0", "32", Decision::from(Verdict::Drop)),
@@ -327,12 +313,7 @@ fn without_an_engine_a_queue_does_not_exist() {
 #[towpath_testenv::needs(libnetfilter_queue)]
 #[test]
 fn a_queue_that_is_created_again_loses_no_packet() {
-    let world = World::new();
-    let mut endpoint = world.endpoint();
-    let mut program = world.start();
-    program.request("open 1");
-    let mut channel = accept(&mut endpoint);
-    assert_eq!(program.line(), "open 0 0");
+    let (_world, _endpoint, mut channel, mut program) = World::opened();
     let packet = |id| format!("{id} hook=0 in=0 out=0 phys=0,0 mark=0 len=28");
     let mut next = 1;
     for _ in 0..20 {
