@@ -215,11 +215,13 @@ impl<L: Listener> Queue<L> {
                 self.stats.no_listener += 1;
                 return Enqueue::NoListener;
             }
-            let result = match () {
-                () if to_all => self.enqueue_all(bytes, meta),
+            let result = if to_all {
+                self.enqueue_all(bytes, meta)
+            } else if self.backlog.is_empty() {
+                self.try_one(bytes, meta, cpu)
+            } else {
                 // The backlog precedes this frame.
-                () if !self.backlog.is_empty() => Err(Refusal::NoRoom),
-                () => self.try_one(bytes, meta, cpu),
+                Err(Refusal::NoRoom)
             };
             match result {
                 Ok(result) => return result,
