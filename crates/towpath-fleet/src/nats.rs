@@ -134,14 +134,15 @@ pub struct Bus {
 }
 
 impl Bus {
-    /// Starts the thread.
+    /// Starts the thread, which calls `begin` first.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(config: BusConfig) -> io::Result<Self> {
+    pub fn start(config: BusConfig, begin: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let (outbound, mut outputs) = mpsc::channel(OUTBOUND);
         let (incoming, inbound) = sync_channel(INBOUND);
         let body = move || {
+            begin();
             while !outputs.is_closed() {
                 let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
                     return;

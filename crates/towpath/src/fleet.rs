@@ -106,7 +106,7 @@ impl Fleet {
         let mut member = Member::new(config, ruleset, bus, shown);
         member.show();
         let body = move || {
-            crate::background::begin();
+            crate::background::begin_as(crate::sandbox::Role::Fleet);
             // Relaxed: the flag guards no data.
             while !stopped.load(Ordering::Relaxed) {
                 member.turn();
@@ -347,7 +347,7 @@ mod bus {
     use crate::config;
 
     pub(super) fn start(config: &config::Fleet) -> io::Result<Bus> {
-        Bus::start(BusConfig {
+        let config = BusConfig {
             servers: config.servers.clone(),
             group: config.group.clone(),
             gate: config.gate.clone(),
@@ -355,7 +355,8 @@ mod bus {
             tls: config.tls,
             tls_ca: config.tls_ca.clone(),
             tls_identity: config.tls_identity.clone(),
-        })
+        };
+        Bus::start(config, || crate::background::begin_as(crate::sandbox::Role::Fleet))
     }
 }
 

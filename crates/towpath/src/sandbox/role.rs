@@ -27,6 +27,8 @@ pub enum Role {
     Events,
     /// Flow records.
     Ipfix,
+    /// States of a group of gates, and its bus.
+    Fleet,
     /// The running snapshot.
     States,
     /// Notifies the service manager.
@@ -49,6 +51,7 @@ impl Role {
         Self::Offload,
         Self::Events,
         Self::Ipfix,
+        Self::Fleet,
         Self::States,
         Self::Watchdog,
         Self::Log,
@@ -67,6 +70,7 @@ impl Role {
             Self::Offload => "offload",
             Self::Events => "events",
             Self::Ipfix => "ipfix",
+            Self::Fleet => "fleet",
             Self::States => "states",
             Self::Watchdog => "watchdog",
             Self::Log => "log",
@@ -106,6 +110,8 @@ impl Role {
             Self::Offload => &[&SOCKET_DATA, &SOCKETS, &FILES_READ, &BPF],
             Self::Events => &[&SOCKET_DATA, &SOCKETS, &FILES_READ, &FILES_WRITTEN],
             Self::Ipfix => &[&SOCKET_DATA, &SOCKETS],
+            // Reads certificates, and the files of the resolver.
+            Self::Fleet => &[&SOCKET_DATA, &SOCKETS, &FILES_READ],
             Self::States => &[&FILES_READ, &FILES_WRITTEN],
             Self::Watchdog => &[&SOCKET_DATA, &SOCKETS],
             Self::Log => &[&SOCKET_DATA, &SOCKETS, &SHARED_MEMORY],

@@ -260,7 +260,7 @@ fn batches(bus: &Bus, number: usize) -> Vec<Vec<u8>> {
 
 /// A client that is connected. Messages that came meanwhile are dropped.
 fn client(gate: &str, password: &str) -> Bus {
-    let bus = Bus::start(BusConfig {
+    let config = BusConfig {
         servers: vec![format!("nats://{gate}:{password}@127.0.0.1:4222")],
         group: "edge".to_owned(),
         gate: gate.to_owned(),
@@ -268,8 +268,8 @@ fn client(gate: &str, password: &str) -> Bus {
         tls: false,
         tls_ca: None,
         tls_identity: None,
-    })
-    .unwrap();
+    };
+    let bus = Bus::start(config, || ()).unwrap();
     until(|| match bus.receive(Duration::from_millis(10)) {
         Some(Incoming::Connected(_)) => true,
         Some(Incoming::Warning(text)) => panic!("{text}"),
