@@ -208,13 +208,14 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
         let (left, right) = machines();
         let config = format!(
             "{BRIDGE}[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-             standby = 1\ndeadline = 60\noverload = \"block\"\n"
+             standby = 1\ndeadline = 60\n"
         );
         let files = files(&config, INSPECTED);
         let engine = Engine::start(files.path());
         let mut flows = Flows::new(&left, &right);
         for kill in 0..6 {
-            until(|| queue(&engine)["inspectors"] == 2);
+            // Both inspectors have a lane of each thread.
+            until(|| rings(&engine).len() == 4);
             let before = rings(&engine);
             flows.arrive();
             let after = rings(&engine);
@@ -307,7 +308,7 @@ fn states_and_order_hold_with_two_threads_under_reload_and_kill() {
         let config = format!(
             "{BRIDGE}[engine]\nthreads = 2\ncpus = {cpus:?}\n[queue.1]\n\
              command = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-             standby = 1\ndeadline = 60\noverload = \"block\"\n"
+             standby = 1\ndeadline = 60\n"
         );
         // Only the states pass the replies.
         let rules = |round: usize| {
@@ -327,7 +328,8 @@ fn states_and_order_hold_with_two_threads_under_reload_and_kill() {
         let flow_count = flows.clients.len() as u64;
         let kills = 6;
         for round in 1..=kills {
-            until(|| queue(&engine)["inspectors"] == 2);
+            // Both inspectors have a lane of each thread.
+            until(|| rings(&engine).len() == 4);
             let before = rings(&engine);
             flows.arrive();
             let after = rings(&engine);
