@@ -78,7 +78,8 @@ fn nfdump_prints_the_flows_that_nfcapd_received() {
             rules["rules"].as_array().unwrap().iter().find(|rule| rule["number"] == 400).unwrap().clone();
         engine.stop();
         kill_process(Pid::from_child(&collector), Signal::TERM).unwrap();
-        assert!(collector.wait().unwrap().success());
+        let ended = collector.wait().unwrap();
+        assert!(ended.success(), "nfcapd: {ended}");
         let flows = nfdump(store.path());
         let ours: Vec<&Value> = flows.iter().filter(|flow| flow["dst_port"] == 9000).collect();
         let sum = |name: &str| ours.iter().map(|flow| number(flow, name)).sum::<u64>();
