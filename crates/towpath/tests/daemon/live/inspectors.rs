@@ -214,8 +214,7 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
         let engine = Engine::start(files.path());
         let mut flows = Flows::new(&left, &right);
         for kill in 0..6 {
-            // Both inspectors have a lane of each thread.
-            until(|| rings(&engine).len() == 4);
+            until(|| queue(&engine)["inspectors"] == 2);
             let before = rings(&engine);
             flows.arrive();
             let after = rings(&engine);
