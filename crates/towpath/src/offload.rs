@@ -12,7 +12,8 @@
 //!
 //! Races: the thread examines a flow with the rules of a version, and writes the entry with this version. If the rules change between, the
 //! entry is of another epoch from the beginning. A state that ends is reported by the journal; until the thread reads it (a few
-//! milliseconds), the kernel forwards packets of the flow, as if they had arrived before. A slot is used again only after
+//! milliseconds), the kernel forwards packets of the flow, as if they had arrived before. A command that removes states ends their entries
+//! before it answers: a packet that the kernel forwards creates no state, and the reply to it would be refused. A slot is used again only after
 //! `QUARANTINE`, so that a program that has read the entry before still finds its own slot.
 //!
 //! Bounds: the slots of the map, `PENDING` states that have too few packets. Without room, flows keep their path through the engine.
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 use towpath_engine::Topology;
 use towpath_engine::offload::{FlowPath, NoPath};
 use towpath_engine::router::Directory;
-use towpath_gate::state::{Flow, JournalReader};
+use towpath_gate::state::{Flow, JournalReader, Name};
 use towpath_gate::{PortId, Walker};
 use towpath_metrics::metrics;
 use towpath_port::offload::{FlowMap, Links, PathStats};
@@ -150,6 +151,12 @@ impl Offload {
     /// Adds the kernel's counters to states and rules.
     pub fn drain(&self) {
         self.table().drain();
+    }
+
+    /// Ends the entries of states that have been removed. Packets take the path through the engine from now on.
+    pub fn end_states(&self, states: impl Iterator<Item = (Flow, Name)>) {
+        let (mut table, now) = (self.table(), Instant::now());
+        states.for_each(|state| table.end_state(&state, now));
     }
 
     /// The kernel forwards no packets until the result is dropped.

@@ -400,6 +400,10 @@ impl RulesetManager {
         };
         let (mut lines, next) = book.states_where((from, EXAMINED), false, wanted, now);
         lines.retain(|line| book.gate.remove_state(&line.parts.flow, line.parts.name, now));
+        drop(book);
+        if let Some(offload) = self.offload() {
+            offload.end_states(lines.iter().map(|line| (line.parts.flow, line.parts.name)));
+        }
         (lines, next)
     }
 

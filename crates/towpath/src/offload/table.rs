@@ -235,7 +235,7 @@ impl Table {
         self.by_state.get(state).cloned().unwrap_or_default()
     }
 
-    fn end_state(&mut self, state: &StateKey, now: Instant) {
+    pub(super) fn end_state(&mut self, state: &StateKey, now: Instant) {
         for key in self.of_state(state) {
             self.remove(&key, now);
         }
