@@ -3,7 +3,9 @@
 //! The loop matches that of a port's thread: publish a burst of packets, ring the doorbell if the inspector sleeps, then read the
 //! available verdicts. The clock is read once per burst.
 
+use std::collections::VecDeque;
 use std::hint::{black_box, spin_loop};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -242,6 +244,8 @@ pub(crate) fn inspector(how: &str, batch: usize, cpu: usize) -> Result<()> {
     }
 }
 
+/// Frames that an inspector with a delay holds.
+const DELAY_WINDOW: usize = 16;
 /// Frames that the live inspector receives at once.
 const LIVE_BATCH: usize = 64;
 
@@ -260,6 +264,37 @@ pub(crate) fn live_inspector(queue: &str, cpu: usize) -> Result<()> {
     }
     black_box(sum);
     Ok(())
+}
+
+/// An inspector that passes each frame after a delay. It holds as many frames meanwhile as its window has.
+pub(crate) fn live_delay(queue: &str, cpu: usize, delay: Duration) -> Result<()> {
+    pin::to(cpu)?;
+    let mut queue = Consumer::attach(queue)?;
+    say("ready")?;
+    let mut held: VecDeque<(Instant, towpath_ring::Frame)> = VecDeque::with_capacity(DELAY_WINDOW);
+    loop {
+        let now = Instant::now();
+        while let Some((_, frame)) = held.pop_front_if(|(due, _)| *due <= now) {
+            queue.verdict(frame, Verdict::Pass);
+        }
+        queue.flush();
+        let until_due = held.front().map(|(due, _)| due.saturating_duration_since(now));
+        let frame = match until_due {
+            Some(wait) if held.len() == DELAY_WINDOW => {
+                thread::sleep(wait);
+                continue;
+            }
+            Some(wait) => queue.recv_timeout(wait)?,
+            None => match queue.recv()? {
+                None => return Ok(()),
+                frame => frame,
+            },
+        };
+        if let Some(frame) = frame {
+            queue.hold(&frame);
+            held.push_back((Instant::now() + delay, frame));
+        }
+    }
 }
 
 fn spin(mut queue: Consumer) -> Result<()> {

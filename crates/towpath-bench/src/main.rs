@@ -449,6 +449,11 @@ enum Role {
         queue: String,
         cpu: usize,
     },
+    LiveDelay {
+        queue: String,
+        cpu: usize,
+        micros: u64,
+    },
     LiveNfqueue {
         netns_pid: u32,
         queue: u16,
@@ -611,6 +616,9 @@ fn side(role: Role) -> Result<()> {
         Role::MuxIdle => mux::idle::server(),
         Role::MuxIdleClients { address } => mux::idle::clients(address),
         Role::LiveInspector { queue, cpu } => engine::live_inspector(&queue, cpu),
+        Role::LiveDelay { queue, cpu, micros } => {
+            engine::live_delay(&queue, cpu, Duration::from_micros(micros))
+        }
         Role::LiveNfqueue { netns_pid, queue, len, batch, cpu } => {
             peer::nfqueue::live(netns_pid, queue, len, batch, cpu)
         }

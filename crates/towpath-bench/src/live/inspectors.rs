@@ -30,6 +30,8 @@ const PORT: u16 = 5001;
 const GAP: Duration = Duration::from_micros(200);
 /// Time for the last datagrams to arrive, and for an inspector to be started.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time until the windows of a chain of inspectors are full.
+const WARM_UP: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// An engine with one queue, between two namespaces.
@@ -79,7 +81,7 @@ pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize, pause: Duration) -
         "command = \"{} inspect --queue 1 --match nothing-like-this --verdict drop\"\nstandby = {standby}\n",
         program.display()
     );
-    let inspected = Inspected::start(cpus, &queue)?;
+    let inspected = Inspected::start(cpus, &format!("[queue.1]\n{queue}"), &dut::rules(true))?;
     let flow = inspected.flow(cpus)?;
     let mut killed = Vec::new();
     for _ in 0..times {
@@ -110,7 +112,7 @@ pub(crate) fn kills(cpus: Cpus, standby: usize, times: usize, pause: Duration) -
 
 /// Measures datagrams of one flow with `inspectors` attached inspectors, of which one gets them.
 pub(crate) fn cost(cpus: Cpus, inspectors: usize, time: Duration) -> Result<Cost> {
-    let inspected = Inspected::start(cpus, "socket = \"queue.sock\"\n")?;
+    let inspected = Inspected::start(cpus, "[queue.1]\nsocket = \"queue.sock\"\n", &dut::rules(true))?;
     let queue = inspected.files.path().join("queue.sock").display().to_string();
     let mut sides = Vec::new();
     for _ in 0..inspectors {
@@ -134,6 +136,37 @@ pub(crate) fn cost(cpus: Cpus, inspectors: usize, time: Duration) -> Result<Cost
     Ok(Cost { doorbells: (after.0 - before.0) as f64 / sent, cpu: (after.1 - before.1) as f64 / sent })
 }
 
+/// Datagrams per second of one flow that arrive through a chain of inspectors, which each hold as many datagrams as their window has, for
+/// this number of microseconds. More are sent than the slowest one passes.
+pub(crate) fn chain(cpus: Cpus, delays: &[u64], time: Duration) -> Result<f64> {
+    let (mut queues, mut rules) = (String::new(), String::from("add allow layer2 mac-type arp\n"));
+    for number in 1..=delays.len() {
+        // The queue's ring is full: a frame waits there much longer than the inspector has it.
+        queues += &format!("[queue.{number}]\nsocket = \"queue{number}.sock\"\ndeadline = 60\n");
+        let action = if number == delays.len() { "inspect" } else { "divert" };
+        rules += &format!("add {action} {number} ip from any to any in\n");
+    }
+    let inspected = Inspected::start(cpus, &queues, &rules)?;
+    let mut sides = Vec::new();
+    for (at, micros) in delays.iter().enumerate() {
+        let queue = inspected.files.path().join(format!("queue{}.sock", at + 1)).display().to_string();
+        let words = ["live-delay", &queue, &cpus.consumer.to_string(), &micros.to_string()];
+        let mut side = Side::start(&words.map(str::to_owned), &[])?;
+        side.line()?;
+        sides.push(side);
+    }
+    inspected.until_inspectors(delays.len())?;
+    let flow = inspected.flow(cpus)?;
+    // The windows are full.
+    thread::sleep(WARM_UP);
+    let begin = now_ns();
+    thread::sleep(time);
+    let end = now_ns();
+    let Sent { arrived, .. } = flow.finish()?;
+    let arrived = arrived.iter().filter(|(_, at)| (begin..end).contains(at)).count();
+    Ok(arrived as f64 / ((end - begin) as f64 / 1e9))
+}
+
 /// An attached inspector.
 struct Ring {
     pid: i32,
@@ -142,16 +175,16 @@ struct Ring {
 }
 
 impl Inspected {
-    fn start(cpus: Cpus, queue: &str) -> Result<Self> {
+    fn start(cpus: Cpus, queues: &str, rules: &str) -> Result<Self> {
         let topology = Topology::start(Wiring::Bridge, 1500)?;
         let [from, to] = DUT;
         let config = format!(
-            "rules = \"rules\"\n[engine]\ncpus = [{}]\n[control]\nsocket = \"ctl.sock\"\n[queue.1]\n{queue}\
+            "rules = \"rules\"\n[engine]\ncpus = [{}]\n[control]\nsocket = \"ctl.sock\"\n{queues}\
              [port.{from}]\ndriver = \"af_packet\"\n[port.{to}]\ndriver = \"af_packet\"\n\
              [[bridge]]\nports = [\"{from}\", \"{to}\"]\n",
             cpus.consumer
         );
-        let (engine, files) = dut::run_towpath(&topology.dut.pid().to_string(), &config, &dut::rules(true))?;
+        let (engine, files) = dut::run_towpath(&topology.dut.pid().to_string(), &config, rules)?;
         Ok(Self { engine, files, topology })
     }
 

@@ -69,8 +69,13 @@ pub(crate) fn receive(netns_pid: u32, cpu: usize) -> Result<()> {
     say(&longest.as_nanos().to_string())
 }
 
-/// Measures the outage in ms. `prepare` writes the states with which the first engine starts.
-pub(crate) fn measure(cpus: Cpus, states: u32, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<f64> {
+/// Measures the outage in ms. `prepare` writes the states with which the first engine starts, and `check` reads those of the second one.
+pub(crate) fn measure(
+    cpus: Cpus,
+    states: u32,
+    prepare: impl FnOnce(&Path) -> Result<()>,
+    check: impl FnOnce(&Path) -> Result<()>,
+) -> Result<f64> {
     let topology = Topology::start(Wiring::Bridge, 1500)?;
     let files = TempDir::new().context("making a directory")?;
     let file = |name: &str| files.path().join(name);
@@ -120,6 +125,7 @@ pub(crate) fn measure(cpus: Cpus, states: u32, prepare: impl FnOnce(&Path) -> Re
     let (packets, longest) = (receiver.number()?, receiver.number()?);
     drop(engine);
     receiver.finish()?;
+    check(&file("states"))?;
     ensure!(packets > 1000.0, "only {packets} packets arrived");
     Ok(longest / 1e6)
 }

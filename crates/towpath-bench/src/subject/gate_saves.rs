@@ -24,6 +24,9 @@ use crate::stat::median;
 /// Interval of the snapshots.
 const EVERY: Duration = Duration::from_millis(100);
 
+/// Lifetime of the states in seconds: no state ends during a measurement.
+const LIFETIME: u32 = 3600;
+
 /// States that another thread creates at the same time, in groups with pauses of a millisecond.
 const GROUP: u32 = 10;
 
@@ -31,7 +34,11 @@ const GROUP: u32 = 10;
 fn manager(states: u32) -> Result<(Arc<RulesetManager>, Walker, Walker)> {
     let parse = || Ruleset::parse("bench", &dut::rules(false)).ruleset;
     let ruleset = parse().map_err(|errors| anyhow!("{}", errors[0]))?;
-    let settings = state::Settings { dyn_max: states + (1 << 20), ..state::Settings::default() };
+    let settings = state::Settings {
+        dyn_max: states + (1 << 20),
+        dyn_udp_lifetime: LIFETIME,
+        ..state::Settings::default()
+    };
     let mut gate = Gate::new(ruleset.clone(), Ports::new(), settings, 1);
     let walkers = gate.walker().zip(gate.walker()).context("no room for walkers")?;
     let manager = RulesetManager::new(gate, ruleset, false);
@@ -111,11 +118,18 @@ pub(super) fn bursts(cpus: Cpus, time: Duration, states: u32) -> Result<(f64, f6
 
 /// Measures the outage in ms of a bridge with `states` states that is killed and started again at once.
 pub(super) fn outage(cpus: Cpus, states: u32) -> Result<f64> {
-    live::outage::measure(cpus, states, |file| {
+    let prepare = |file: &Path| {
         let (manager, mut walker, _other) = manager(states)?;
         (0..states).try_for_each(|n| walk(&mut walker, n))?;
         Ok(Saving::create(file)?.finish(&manager)?)
-    })
+    };
+    let check = |file: &Path| {
+        let (manager, ..) = manager(states)?;
+        let restored = manager.restore(&snapshot::read(file)?.context("no file")?, Time::from_secs(1))?;
+        ensure!(restored.states > u64::from(states) && !restored.gap, "{restored:?}");
+        Ok(())
+    };
+    live::outage::measure(cpus, states, prepare, check)
 }
 
 /// Measures the time in ms to read and restore the file of an engine that was killed with `states` states.

@@ -49,6 +49,9 @@ enum InspectorRow {
     Doorbells,
     /// The same for CPU time.
     Cpu,
+    /// Datagrams per second of one flow through a chain of inspectors with these delays in microseconds, over those through the slowest
+    /// one alone.
+    Chain(&'static [u64]),
 }
 
 /// Kills of one repetition in the rows of take-over times, and in a row.
@@ -126,6 +129,19 @@ impl InspectorCase {
                 }
                 let share = 100.0 * arrived as f64 / sent as f64;
                 Ok(Metric::new(name, share, 100.0, "% arrive", Better::Higher, self.target))
+            }
+            InspectorRow::Chain(delays) => {
+                let slowest = delays.iter().copied().max().unwrap_or(0);
+                let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+                for _ in 0..reps {
+                    let (chain, alone) =
+                        (inspectors::chain(cpus, delays, time)?, inspectors::chain(cpus, &[slowest], time)?);
+                    ours.push(chain);
+                    peer.push(alone);
+                    ratios.push(chain / alone);
+                }
+                let (ours, peer) = (median(&ours), median(&peer));
+                Ok(Metric::paired(name, ours, peer, median(&ratios), "/s", Better::Higher, self.target))
             }
             InspectorRow::Doorbells | InspectorRow::Cpu => {
                 let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -281,6 +297,12 @@ fn cases() -> Vec<LiveRow> {
         ("six kills in a row with a standby, of what is sent", InspectorRow::Kills, 1.0),
         ("doorbells at 24 inspectors, one busy, over one", InspectorRow::Doorbells, 1.1),
         ("CPU at 24 inspectors, one busy, over one", InspectorRow::Cpu, 1.1),
+        ("a flow through two inspectors, over the slowest", InspectorRow::Chain(&[5000, 10_000]), 0.9),
+        (
+            "a flow through three inspectors, over the slowest",
+            InspectorRow::Chain(&[5000, 10_000, 7000]),
+            0.9,
+        ),
     ];
     let inspectors = inspectors.map(|(name, what, target)| InspectorCase { name, what, target });
     cases.into_iter().map(LiveRow::Through).chain(inspectors.into_iter().map(LiveRow::Inspectors)).collect()
