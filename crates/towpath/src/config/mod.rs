@@ -287,7 +287,7 @@ impl Config {
             match other.queues.iter().find(|same| same.number == queue.number) {
                 Some(same) if queue.may_become(same) => {}
                 Some(_) => names.push(format!(
-                    "[queue.{}], but for `default`, `may-queue`, `command` and its keys, `workers`, `users` and `groups`,",
+                    "[queue.{}], but for `default`, `may-queue`, `stall`, `standby`, `command` and its keys, `workers`, `users` and `groups`,",
                     queue.number
                 )),
                 None => names.push(format!("[queue.{}], which was removed,", queue.number)),

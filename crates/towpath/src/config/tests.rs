@@ -479,7 +479,7 @@ fn a_reload_names_the_keys_that_cannot_change() {
             "another `memory`",
             text("").replace("a b\"", "a b\"\nmemory = 99"),
             &[
-                "[queue.1], but for `default`, `may-queue`, `command` and its keys, `workers`, `users` and `groups`,",
+                "[queue.1], but for `default`, `may-queue`, `stall`, `standby`, `command` and its keys, `workers`, `users` and `groups`,",
             ],
         ),
         ("one queue more", text("[queue.2]\nsocket = \"s\""), &[]),
