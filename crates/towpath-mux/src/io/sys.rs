@@ -1,6 +1,6 @@
 #![allow(unsafe_code)]
 //! System calls without a safe wrapper: SO_RCVLOWAT, TCP_NOTSENT_LOWAT, SIOCOUTQ, SO_PASSRIGHTS, recvmsg(2) with descriptors,
-//! and registration of a descriptor with tokio.
+//! options and records of kernel TLS, and registration of a descriptor with tokio.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -21,15 +21,30 @@ pub(super) fn refuse_descriptors(fd: BorrowedFd<'_>) {
     set_int(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, 0);
 }
 
-/// Number of bytes, the descriptors that arrived, and whether the peer passed any, including those that did not fit (MSG_CTRUNC).
-pub(super) type Received = (usize, Vec<OwnedFd>, bool);
+/// What recvmsg(2) has returned.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    pub(super) bytes: usize,
+    /// The descriptors that arrived.
+    pub(super) fds: Vec<OwnedFd>,
+    /// The peer passed descriptors, including those that did not fit (MSG_CTRUNC).
+    pub(super) passed: bool,
+    /// The type of the record (RFC 8446, 5.1), of a socket with kernel TLS.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    pub(super) record: Option<u8>,
+}
+
+/// TLS_SET_RECORD_TYPE and TLS_GET_RECORD_TYPE (linux/tls.h).
+#[cfg(feature = "tls")]
+const SET_RECORD_TYPE: c_int = 1;
+const GET_RECORD_TYPE: c_int = 2;
 
 /// Receives into the spare capacity of `buffer`, like read(2).
 pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut Vec<u8>) -> Result<Received, Errno> {
     let received = receive_at(fd, buffer.spare_capacity_mut())?;
     let len = buffer.len();
     // SAFETY: recvmsg(2) has written this number of bytes after `len`, and no more than the spare capacity.
-    unsafe { buffer.set_len(len + received.0) };
+    unsafe { buffer.set_len(len + received.bytes) };
     Ok(received)
 }
 
@@ -55,10 +70,9 @@ fn receive_at(fd: BorrowedFd<'_>, space: &mut [MaybeUninit<u8>]) -> Result<Recei
     // SAFETY: the borrow keeps the descriptor open. The header refers to one iovec for `space`, and to the control buffer, with their sizes; all live during the call, and this function alone owns them (recvmsg(2)).
     let got = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     let Ok(got) = usize::try_from(got) else {
-        let error = std::io::Error::last_os_error();
-        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        return Err(last_error());
     };
-    let mut fds = Vec::new();
+    let (mut fds, mut record) = (Vec::new(), None);
     // SAFETY: the header and its control buffer are those that recvmsg(2) has filled; `msg_controllen` is the filled part.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
     while !part.is_null() {
@@ -79,11 +93,19 @@ fn receive_at(fd: BorrowedFd<'_>, space: &mut [MaybeUninit<u8>]) -> Result<Recei
                 fds.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
             }
         }
+        if (head.cmsg_level, head.cmsg_type) == (libc::SOL_TLS, GET_RECORD_TYPE) {
+            // SAFETY: the kernel wrote one byte after the header.
+            record = Some(unsafe { libc::CMSG_DATA(part).read() });
+        }
         // SAFETY: as for CMSG_FIRSTHDR; `part` is a header of this control buffer.
         part = unsafe { libc::CMSG_NXTHDR(&raw const header, part) };
     }
     let passed = !fds.is_empty() || header.msg_flags & libc::MSG_CTRUNC != 0;
-    Ok((got, fds, passed))
+    Ok(Received { bytes: got, fds, passed, record })
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Sets SO_RCVLOWAT: poll(2) reports a TCP socket as readable from `bytes` bytes on (socket(7)). Other sockets are readable with
@@ -96,6 +118,42 @@ pub(super) fn set_rcvlowat(fd: BorrowedFd<'_>, bytes: usize) {
 /// other sockets.
 pub(super) fn set_notsent_lowat(fd: BorrowedFd<'_>, bytes: c_int) {
     set_int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes);
+}
+
+/// Sets a socket option to these bytes (setsockopt(2)).
+#[cfg(feature = "tls")]
+pub(super) fn set_bytes(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: &[u8]) -> Result<(), Errno> {
+    let length = value.len() as libc::socklen_t;
+    // SAFETY: the borrow keeps the descriptor open. The pointer refers to `length` bytes, which the kernel only reads during the call.
+    let said = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
+    if said == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Sends one record of a type other than data, on a socket with kernel TLS.
+#[cfg(feature = "tls")]
+pub(super) fn send_record(fd: BorrowedFd<'_>, kind: u8, bytes: &[u8]) -> Result<(), Errno> {
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // Words, for the alignment of cmsghdr: a header of 16 bytes, and one byte.
+    let mut control = [0u64; 3];
+    // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control) as _;
+    // SAFETY: the control buffer has room for a header and one byte, so CMSG_FIRSTHDR is not null and CMSG_DATA is inside.
+    unsafe {
+        let part = libc::CMSG_FIRSTHDR(&raw const header);
+        (*part).cmsg_level = libc::SOL_TLS;
+        (*part).cmsg_type = SET_RECORD_TYPE;
+        (*part).cmsg_len = libc::CMSG_LEN(1) as _;
+        libc::CMSG_DATA(part).write(kind);
+        header.msg_controllen = libc::CMSG_SPACE(1) as _;
+    }
+    // SAFETY: the header refers to `bytes`, which the kernel only reads, and to the control buffer, with their sizes; all live during
+    // the call (sendmsg(2)).
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(last_error()) } else { Ok(()) }
 }
 
 /// Sets a socket option that is an int. Fails silently: the callers' options are hints.

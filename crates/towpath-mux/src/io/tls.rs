@@ -1,12 +1,13 @@
 //! TLS by rustls (feature `tls`).
 //!
 //! What: a mutex protects the session. The reader and the writer of a connection take it in turn, and encrypt and
-//! decrypt records while they hold it. The socket is non-blocking.
+//! decrypt records while they hold it. The socket is non-blocking. With [`ServerTls::kernel`], the kernel does so after the handshake.
 //!
 //! Invariant: bytes count as sent when the socket has accepted all records that contain them, not when the
 //! session has. When all bytes of a connection count as sent, the socket has therefore accepted all records.
 
 mod config;
+mod kernel;
 mod names;
 mod starttls;
 
@@ -25,6 +26,7 @@ use crate::mux::{Cause, Outcome, Transmit};
 use starttls::{Next, Prelude};
 
 pub use config::{ServerTls, Tls, TlsError};
+use kernel::{Boundary, Bounded, Kernel};
 
 /// Maximum number of plaintext bytes in a written record.
 const CHUNK: usize = 16 << 10;
@@ -63,18 +65,48 @@ struct Inner {
     prelude: Option<Prelude>,
     /// The client asked for TLS in plaintext.
     starttls: bool,
-    connection: Connection,
-    /// Number of queued bytes in records that the socket has not accepted completely.
-    taken: usize,
+    layer: Layer,
+    /// What the handshake has told.
+    told: Told,
     /// Bytes that followed the handshake, and whether the peer closed. Taken once.
     early: Vec<u8>,
     over: bool,
 }
 
+/// Who encrypts and decrypts.
+#[derive(Debug)]
+enum Layer {
+    Rustls(Box<Records>),
+    Kernel(Kernel),
+    /// The keys could not be given to the kernel; the connection ends.
+    Failed,
+}
+
+/// The records of a connection, by rustls.
+#[derive(Debug)]
+struct Records {
+    connection: Connection,
+    /// Number of queued bytes in records that the socket has not accepted completely.
+    taken: usize,
+    /// Where a read may end, as long as the kernel shall take over.
+    boundary: Option<Boundary>,
+}
+
+/// Names and protocol of a handshake.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    server_name: String,
+    protocol: Vec<u8>,
+    client_names: Vec<String>,
+}
+
 impl Session {
-    fn of(connection: Connection, prelude: Option<Prelude>) -> Self {
-        let inner = Inner { prelude, starttls: false, connection, taken: 0, early: Vec::new(), over: false };
-        Self { inner: Mutex::new(inner) }
+    /// `kernel`: the kernel takes over after the handshake, if it can.
+    fn of(connection: Connection, prelude: Option<Prelude>, kernel: bool) -> Self {
+        let boundary = kernel.then(Boundary::default);
+        let layer = Layer::Rustls(Box::new(Records { connection, taken: 0, boundary }));
+        let (told, early) = (Told::default(), Vec::new());
+        Self { inner: Mutex::new(Inner { prelude, starttls: false, layer, told, early, over: false }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -87,25 +119,24 @@ impl Session {
         if let Some(step) = inner.advance_prelude(fd, peer) {
             return step;
         }
+        let Inner { layer, early, over, .. } = &mut *inner;
+        let Layer::Rustls(records) = layer else { return HandshakeStep::Done };
         loop {
-            match inner.flush(fd) {
+            match records.flush(fd) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => return HandshakeStep::More { write: true },
                 Err(errno) => return HandshakeStep::Failed(errno.to_string()),
             }
-            if !inner.connection.is_handshaking() {
-                return HandshakeStep::Done;
+            if !records.connection.is_handshaking() {
+                return inner.finish_handshake(fd);
             }
-            let mut early = std::mem::take(&mut inner.early);
-            let received = inner.receive(fd, peer, &mut early);
-            inner.early = early;
-            match received {
+            match records.receive(fd, peer, early) {
                 Ok(Received::Nothing) => return HandshakeStep::More { write: false },
                 Ok(Received::Some) => {}
-                Ok(Received::End) if inner.connection.is_handshaking() => {
+                Ok(Received::End) if records.connection.is_handshaking() => {
                     return HandshakeStep::Failed("the peer closed during the handshake".to_owned());
                 }
-                Ok(Received::End) => inner.over = true,
+                Ok(Received::End) => *over = true,
                 Err(cause) => return HandshakeStep::Failed(cause.to_string()),
             }
         }
@@ -114,15 +145,7 @@ impl Session {
     /// Adds the names of the handshake.
     pub(super) fn names(&self, info: ConnectionInfo) -> ConnectionInfo {
         let inner = self.lock();
-        let (server_name, client_names) = match &inner.connection {
-            Connection::Server(server) => {
-                let certificate = server.peer_certificates().and_then(<[_]>::first);
-                let client_names = certificate.map(names::names).unwrap_or_default();
-                (server.server_name().unwrap_or_default().to_owned(), client_names)
-            }
-            Connection::Client(_) => (String::new(), Vec::new()),
-        };
-        let protocol = inner.connection.alpn_protocol().unwrap_or_default().to_vec();
+        let Told { server_name, protocol, client_names } = inner.told.clone();
         ConnectionInfo { server_name, protocol, client_names, starttls: inner.starttls, ..info }
     }
 
@@ -140,15 +163,20 @@ impl Session {
         buffer: &mut Vec<u8>,
     ) -> Result<ReadOutcome, Cause> {
         let mut inner = self.lock();
+        let records = match &mut inner.layer {
+            Layer::Rustls(records) => records,
+            Layer::Kernel(kernel) => return kernel.read(fd, buffer),
+            Layer::Failed => return Ok(ReadOutcome::Eof),
+        };
         let full = buffer.capacity();
         while buffer.len() < full {
-            match inner.receive(fd, peer, buffer)? {
+            match records.receive(fd, peer, buffer)? {
                 Received::Nothing => return Ok(ReadOutcome::WouldBlock),
                 Received::Some => {}
                 Received::End => return Ok(ReadOutcome::Eof),
             }
             // The session may have records to send (alerts, key updates). If the peer does not read, they stay queued.
-            let _ = inner.flush(fd);
+            let _ = records.flush(fd);
         }
         Ok(ReadOutcome::More)
     }
@@ -158,13 +186,18 @@ impl Session {
     /// completely may be sent on another connection.
     pub(super) fn write(&self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
         let mut inner = self.lock();
+        let records = match &mut inner.layer {
+            Layer::Rustls(records) => records,
+            Layer::Kernel(kernel) => return kernel.write(fd, transmit),
+            Layer::Failed => return Outcome::Failed(Errno::PROTO.raw_os_error()),
+        };
         loop {
-            match inner.flush(fd) {
+            match records.flush(fd) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => return Outcome::Blocked,
                 Err(errno) => return Outcome::Failed(errno.raw_os_error()),
             }
-            transmit.advance(std::mem::take(&mut inner.taken));
+            transmit.advance(std::mem::take(&mut records.taken));
             if transmit.is_empty() {
                 return Outcome::Taken;
             }
@@ -178,9 +211,9 @@ impl Session {
                     break;
                 }
             }
-            match inner.connection.writer().write_vectored(&slices) {
+            match records.connection.writer().write_vectored(&slices) {
                 Ok(0) => return Outcome::Failed(Errno::PROTO.raw_os_error()),
-                Ok(taken) => inner.taken = taken,
+                Ok(taken) => records.taken = taken,
                 Err(error) => return Outcome::Failed(errno(&error).raw_os_error()),
             }
         }
@@ -192,8 +225,14 @@ impl Session {
         if inner.prelude.is_some() {
             return;
         }
-        inner.connection.send_close_notify();
-        let _ = inner.flush(fd);
+        match &mut inner.layer {
+            Layer::Rustls(records) => {
+                records.connection.send_close_notify();
+                let _ = records.flush(fd);
+            }
+            Layer::Kernel(kernel) => kernel.close(fd),
+            Layer::Failed => {}
+        }
     }
 }
 
@@ -217,8 +256,9 @@ impl Inner {
                 Next::Tls(first) => {
                     self.prelude = None;
                     self.starttls = first.is_empty();
-                    if let Err(error) = self.feed(&first) {
-                        let _ = self.flush(fd);
+                    let Layer::Rustls(records) = &mut self.layer else { return None };
+                    if let Err(error) = records.feed(&first) {
+                        let _ = records.flush(fd);
                         return Some(HandshakeStep::Failed(Cause::Tls(error.to_string()).to_string()));
                     }
                     return None;
@@ -242,8 +282,50 @@ impl Inner {
         None
     }
 
+    /// Notes what the handshake has told, and gives the keys to the kernel if it shall have them.
+    fn finish_handshake(&mut self, fd: &OwnedFd) -> HandshakeStep {
+        let Layer::Rustls(records) = &mut self.layer else { return HandshakeStep::Done };
+        self.told = records.told();
+        let boundary = records.boundary.take();
+        // A socket that cannot have them (a Unix socket), or bytes that the kernel does not get: TLS stays here.
+        let moves =
+            boundary.is_some_and(|boundary| boundary.is_between()) && self.early.is_empty() && !self.over;
+        if !moves || !Kernel::prepare(fd, &records.connection) {
+            return HandshakeStep::Done;
+        }
+        let Layer::Rustls(records) = std::mem::replace(&mut self.layer, Layer::Failed) else {
+            return HandshakeStep::Done;
+        };
+        match Kernel::begin(fd, records.connection) {
+            Ok(kernel) => self.layer = Layer::Kernel(kernel),
+            Err(why) => return HandshakeStep::Failed(why),
+        }
+        HandshakeStep::Done
+    }
+}
+
+impl Records {
+    fn told(&self) -> Told {
+        let (server_name, client_names) = match &self.connection {
+            Connection::Server(server) => {
+                let certificate = server.peer_certificates().and_then(<[_]>::first);
+                let client_names = certificate.map(names::names).unwrap_or_default();
+                (server.server_name().unwrap_or_default().to_owned(), client_names)
+            }
+            Connection::Client(_) => (String::new(), Vec::new()),
+        };
+        Told {
+            server_name,
+            protocol: self.connection.alpn_protocol().unwrap_or_default().to_vec(),
+            client_names,
+        }
+    }
+
     /// Passes received bytes to the session.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<(), rustls::Error> {
+        if let Some(boundary) = &mut self.boundary {
+            boundary.pass(bytes);
+        }
         while !bytes.is_empty() {
             // A session has room for more than one read.
             if !self.connection.read_tls(&mut bytes).is_ok_and(|taken| taken > 0) {
@@ -261,7 +343,7 @@ impl Inner {
         peer: Option<&UnixPeer>,
         buffer: &mut Vec<u8>,
     ) -> Result<Received, Cause> {
-        let came = match self.connection.read_tls(&mut Socket(fd, peer)) {
+        let came = match self.connection.read_tls(&mut Bounded(Socket(fd, peer), &mut self.boundary)) {
             Ok(came) => came,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Received::Some),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Received::Nothing),

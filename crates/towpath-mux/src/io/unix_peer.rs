@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_domain, socket_peercred};
 
+use super::sys::Received;
 use super::{closer, sys};
 
 /// The peer of a Unix socket.
@@ -39,7 +40,7 @@ impl UnixPeer {
     /// EPERM for the second message with descriptors: a passed descriptor occupies a slot of this process until it is closed.
     pub(super) fn receive(&self, fd: &OwnedFd, buffer: &mut Vec<u8>) -> Result<usize, Errno> {
         let before = buffer.len();
-        let (bytes, fds, passed) = sys::receive(fd.as_fd(), buffer)?;
+        let Received { bytes, fds, passed, .. } = sys::receive(fd.as_fd(), buffer)?;
         let taken = self.take(fds, passed);
         if taken.is_err() {
             buffer.truncate(before);
@@ -50,7 +51,7 @@ impl UnixPeer {
     /// As [`receive`](Self::receive), over the bytes of `buffer`.
     #[cfg(feature = "tls")]
     pub(super) fn receive_slice(&self, fd: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let (bytes, fds, passed) = sys::receive_slice(fd.as_fd(), buffer)?;
+        let Received { bytes, fds, passed, .. } = sys::receive_slice(fd.as_fd(), buffer)?;
         self.take(fds, passed).map(|()| bytes)
     }
 

@@ -12,6 +12,7 @@ mod stream;
 mod tls;
 #[cfg(feature = "tls")]
 mod tls_clients;
+mod tls_kernel;
 mod worker_api;
 mod write_space;
 mod zerocopy;

@@ -84,7 +84,7 @@ pub(super) fn stop(server: &Server, thread: JoinHandle<()>) {
     server.look(|mux| mux.check().expect("the counts fit"));
 }
 
-fn ended(server: &Server) -> Ended {
+pub(super) fn ended(server: &Server) -> Ended {
     loop {
         match server.poll_ended() {
             Some(ended) => return ended,

@@ -191,6 +191,10 @@ struct TlsArgs {
     /// Begin in plaintext and require STARTTLS (smtp) or SSLRequest (postgres-frontend); default: TLS from the first byte
     #[arg(long, requires = "tls")]
     starttls: bool,
+
+    /// The kernel encrypts and decrypts after the handshake; needs its module tls (`modprobe tls`)
+    #[arg(long, requires = "tls")]
+    tls_kernel: bool,
 }
 
 impl TlsArgs {
@@ -205,6 +209,7 @@ impl TlsArgs {
             client_ca: self.tls_client_ca.clone(),
             client_optional: self.tls_client_optional,
             starttls,
+            kernel: self.tls_kernel,
             ..ServerTls::new(chain, key).for_framing(framing)
         };
         Tls::from_files(files).map(Some).map_err(|error| (exit::USAGE, format!("--tls: {error}")))

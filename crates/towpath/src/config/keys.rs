@@ -197,6 +197,7 @@ pub const KEYS: &[Key] = &[
     new("mux", "tls-key", Text, "", "key of the certificate, PEM"),
     new("mux", "tls-client-ca", Text, "", "CA of client certificates, PEM; clients then need one ([TLS](mux.md#client-certificates))"),
     new("mux", "tls-client-optional", Switch, "`false`", "serve clients without a certificate too"),
+    new("mux", "tls-kernel", Switch, "`false`", "the kernel encrypts and decrypts after the handshake ([TLS](mux.md#tls-by-the-kernel))"),
     new("mux", "starttls", Switch, "`false`", "begin in plaintext and require [STARTTLS](mux.md#starttls)"),
 
     new("engine", "threads", Number(1, 63), "`1`", "threads that process packets; at most 63 together with the muxes"),

@@ -262,7 +262,7 @@ fn address(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<S
 fn tls(table: &Table<'_, '_>, directory: &Path, framing: Option<&Framing>) -> Option<ServerTls> {
     let path = |key| table.text(key).map(|text| directory.join(text.value));
     let (client_ca, client_optional) = (path("tls-client-ca"), table.switch("tls-client-optional"));
-    let starttls = table.switch("starttls");
+    let (starttls, kernel) = (table.switch("starttls"), table.switch("tls-kernel") == Some(true));
     let (cert, key) = (path("tls-cert"), path("tls-key"));
     let files = "TLS needs a certificate chain and its key, both PEM";
     let lacks = |has, lacks, hint| table.wrong(&table.span_of(has), format!("`{lacks}` is missing"), hint);
@@ -271,6 +271,7 @@ fn tls(table: &Table<'_, '_>, directory: &Path, framing: Option<&Framing>) -> Op
         (None, Some(_)) => lacks("tls-key", "tls-cert", files),
         (None, None) if client_ca.is_some() => lacks("tls-client-ca", "tls-cert", files),
         (None, None) if starttls == Some(true) => lacks("starttls", "tls-cert", files),
+        (None, None) if kernel => lacks("tls-kernel", "tls-cert", files),
         _ => {}
     }
     if client_optional == Some(true) && client_ca.is_none() {
@@ -289,6 +290,7 @@ fn tls(table: &Table<'_, '_>, directory: &Path, framing: Option<&Framing>) -> Op
         client_ca,
         client_optional: client_optional == Some(true),
         starttls: offered,
+        kernel,
         ..ServerTls::new(cert?, key?)
     };
     Some(framing.map_or(files.clone(), |framing| files.for_framing(framing)))

@@ -12,8 +12,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
-use super::Session;
 use super::starttls::Prelude;
+use super::{Session, kernel};
 use crate::framing::{Framing, StartTls};
 
 /// Default handshake timeout.
@@ -78,6 +78,10 @@ pub struct ServerTls {
     pub alpn: Vec<Vec<u8>>,
     /// Plaintext that precedes TLS. Default: none, a connection starts with TLS.
     pub starttls: Option<StartTls>,
+    /// After the handshake, the kernel encrypts and decrypts (Documentation/networking/tls.rst). Default: false. Sockets or ciphers for
+    /// which the kernel does not do that keep TLS in this process. Keys then do not change: a peer that asks for other keys (KeyUpdate) is
+    /// disconnected, and so is one that was sent 2^24 records with AES-GCM.
+    pub kernel: bool,
 }
 
 impl ServerTls {
@@ -90,6 +94,7 @@ impl ServerTls {
             client_optional: false,
             alpn: Vec::new(),
             starttls: None,
+            kernel: false,
         }
     }
 
@@ -125,6 +130,7 @@ impl ServerTls {
             ))
         })?;
         config.alpn_protocols.clone_from(&self.alpn);
+        config.enable_secret_extraction = self.kernel;
         Ok(config)
     }
 }
@@ -164,8 +170,11 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// As [`Tls::server`]; `client_ca` too must have a certificate.
+    /// As [`Tls::server`]; `client_ca` too must have a certificate. With `kernel`, the kernel must have TLS.
     pub fn from_files(from: ServerTls) -> Result<Self, TlsError> {
+        if from.kernel {
+            kernel::check().map_err(TlsError)?;
+        }
         let config = Mutex::new(Arc::new(from.config()?));
         let server = Server { starttls: from.starttls, from: Some(from), config };
         Ok(Self { side: Side::Server(Arc::new(server)), time: HANDSHAKE })
@@ -233,16 +242,17 @@ impl Tls {
 
     /// Starts a session.
     pub(in crate::io) fn session(&self) -> io::Result<Session> {
-        let (connection, starttls) = match &self.side {
+        let (connection, starttls, kernel) = match &self.side {
             Side::Server(server) => {
+                let kernel = server.from.as_ref().is_some_and(|from| from.kernel);
                 let config = Arc::clone(&server.config.lock().unwrap_or_else(PoisonError::into_inner));
-                (ServerConnection::new(config).map(Connection::from), server.starttls)
+                (ServerConnection::new(config).map(Connection::from), server.starttls, kernel)
             }
             Side::Client(config, name) => {
-                (ClientConnection::new(Arc::clone(config), name.clone()).map(Connection::from), None)
+                (ClientConnection::new(Arc::clone(config), name.clone()).map(Connection::from), None, false)
             }
         };
-        Ok(Session::of(connection.map_err(io::Error::other)?, starttls.map(Prelude::new)))
+        Ok(Session::of(connection.map_err(io::Error::other)?, starttls.map(Prelude::new), kernel))
     }
 
     /// The handshake timeout.
