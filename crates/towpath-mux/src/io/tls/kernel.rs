@@ -11,7 +11,9 @@
 
 use std::fs;
 use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -30,6 +32,9 @@ const TLS_RX: i32 = 2;
 const AES_GCM_128: u16 = 51;
 const AES_GCM_256: u16 = 52;
 const CHACHA20_POLY1305: u16 = 54;
+
+/// Bytes of a sequence number (linux/tls.h).
+const SEQUENCE: usize = 8;
 
 /// Types of records (RFC 8446, 5.1).
 const ALERT: u8 = 21;
@@ -54,7 +59,38 @@ pub(super) fn check() -> Result<(), String> {
         fs::read_to_string(list).is_ok_and(|names| names.split_whitespace().any(|name| name == "tls"));
     let why =
         "this kernel has no TLS: load its module with `modprobe tls` (CONFIG_TLS), or leave the option out";
-    if there { Ok(()) } else { Err(format!("{list} lacks `tls`: {why}")) }
+    if !there {
+        return Err(format!("{list} lacks `tls`: {why}"));
+    }
+    if ciphers().is_empty() {
+        return Err(
+            "the kernel's TLS accepts no key of AES-GCM and ChaCha20-Poly1305: load their modules".to_owned()
+        );
+    }
+    Ok(())
+}
+
+/// The ciphers of this kernel, whose algorithms may be modules: a socket takes a key of each.
+fn ciphers() -> &'static [u16] {
+    static CIPHERS: OnceLock<Vec<u16>> = OnceLock::new();
+    CIPHERS.get_or_init(|| {
+        let takes = |&(cipher, key, iv, salt): &(u16, usize, usize, usize)| {
+            let pair = || {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+                let socket = TcpStream::connect(listener.local_addr()?)?;
+                // A socket must be connected, and stay so.
+                Ok::<_, io::Error>((listener.accept()?, socket))
+            };
+            let Ok((_peer, socket)) = pair() else { return false };
+            let info =
+                [&0x0304_u16.to_ne_bytes()[..], &cipher.to_ne_bytes(), &vec![0; key + iv + salt + SEQUENCE]]
+                    .concat();
+            sys::set_bytes(socket.as_fd(), libc::IPPROTO_TCP, TCP_ULP, b"tls").is_ok()
+                && sys::set_bytes(socket.as_fd(), libc::SOL_TLS, TLS_TX, &info).is_ok()
+        };
+        let known = [(AES_GCM_128, 16, 8, 4), (AES_GCM_256, 32, 8, 4), (CHACHA20_POLY1305, 32, 12, 0)];
+        known.iter().filter(|cipher| takes(cipher)).map(|cipher| cipher.0).collect()
+    })
 }
 
 /// The position of a read in the records of a connection.
@@ -110,7 +146,12 @@ impl Kernel {
     pub(super) fn prepare(fd: &OwnedFd, connection: &Connection) -> bool {
         let known = connection.negotiated_cipher_suite().is_some_and(|suite| {
             let name = format!("{:?}", suite.suite());
-            ["AES_128_GCM", "AES_256_GCM", "CHACHA20_POLY1305"].iter().any(|cipher| name.contains(cipher))
+            let names = [
+                ("AES_128_GCM", AES_GCM_128),
+                ("AES_256_GCM", AES_GCM_256),
+                ("CHACHA20_POLY1305", CHACHA20_POLY1305),
+            ];
+            names.iter().any(|(part, cipher)| name.contains(part) && ciphers().contains(cipher))
         });
         known && sys::set_bytes(fd.as_fd(), libc::IPPROTO_TCP, TCP_ULP, b"tls").is_ok()
     }
