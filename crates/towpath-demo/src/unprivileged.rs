@@ -98,8 +98,8 @@ fn close(
 /// Replays the capture of examples/ with an inspector process.
 fn replay(ends: Ends<'_>, stop: &Stop) -> Result<Engine, Failure> {
     let write = |name: &str, bytes: &[u8]| std::fs::write(ends.files.join(name), bytes).map_err(doing(name));
-    write("office.pcap", include_bytes!("../../../examples/office.pcap"))?;
-    write("office.ipfw", include_bytes!("../../../examples/office.ipfw"))?;
+    write("office.pcap", include_bytes!("../files/office.pcap"))?;
+    write("office.ipfw", include_bytes!("../files/office.ipfw"))?;
     let words = ["replay", "office.pcap", "--rules", "office.ipfw", "--queue", INSPECTOR, "--json"];
     let said = Process::start(ends.inside, ends.files, "replay", &words)?.answer(stop, PATIENCE)?;
     let said: Value = serde_json::from_str(&said)

@@ -142,6 +142,11 @@ impl<C: Channel> PortIo<C> {
         tx.port_drops = counts;
     }
 
+    /// Sets the counters from which [`count_port_drops`](Self::count_port_drops) counts: another engine has counted those before.
+    pub fn begin_port_drops(&mut self, at: usize, counts: [u64; TxDrop::ALL.len()]) {
+        self.tx_queues[at].port_drops = counts;
+    }
+
     /// Sends requests for neighbors that are due, and queues the packets whose neighbors were resolved. Call it between two bursts.
     pub fn poll_neighbors(&mut self) {
         let Self { tx_queues, scratch, resolver: Some(resolver), time, drops, dropped, lost, .. } = self

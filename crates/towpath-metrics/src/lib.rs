@@ -227,7 +227,8 @@ impl std::fmt::Debug for Values<'_> {
 /// the OpenMetrics family another name than the field's, and `(label = "value")` the label that distinguishes the field
 /// within its family. `as "STEM": "HELP"`, in one row of a family with labels, gives the family its help text. The field's
 /// documentation is its own help text. The struct gets `Clone`, `Copy`, `Debug`, `Default`,
-/// `PartialEq`, `Eq`, the constant `TABLE`, and `add`, which adds every field of another value.
+/// `PartialEq`, `Eq`, the constant `TABLE`, `add`, which adds every field of another value, `set`, which sets a field by its name, and
+/// `since`.
 #[macro_export]
 macro_rules! metrics {
     (
@@ -263,6 +264,15 @@ macro_rules! metrics {
             #[allow(dead_code)]
             $vis fn add(&mut self, other: &Self) {
                 $(self.$field += other.$field;)+
+            }
+
+            /// Sets the field `name`, if there is one.
+            #[allow(dead_code)]
+            $vis fn set(&mut self, name: &str, value: u64) {
+                match name {
+                    $(stringify!($field) => self.$field = value,)+
+                    _ => {}
+                }
             }
 
             /// The counters since the earlier value `before`. Gauges keep their current values.

@@ -73,6 +73,14 @@ impl<P: Port> Port for NamedPort<P> {
         self.port.resume();
     }
 
+    fn own_stats(&mut self) -> Stats {
+        self.port.own_stats()
+    }
+
+    fn continue_stats(&mut self, before: Stats) {
+        self.port.continue_stats(before);
+    }
+
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
         self.port.take_refused(each);
     }

@@ -19,11 +19,17 @@ pub enum Object {
     /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, or before
     /// Linux 6.6 the map of its heartbeat, and the filter of its sockets if there is one.
     IngressProgram,
-    /// `af_packet` with offload: the maps of flows (CAP_BPF), which all ports of a process share. Five descriptors.
-    FlowMap,
+    /// `af_packet` with offload: the maps of flows (CAP_BPF), which all ports of an engine share. Five descriptors.
+    FlowMap {
+        /// The process id of the engine: during an upgrade, one process opens the objects of two.
+        engine: u32,
+    },
     /// `af_packet` with offload: the programs for flows (CAP_NET_ADMIN, CAP_BPF). The link of the program at the ingress hook, and the
     /// filter of the sockets.
-    FlowProgram,
+    FlowProgram {
+        /// The process id of the engine.
+        engine: u32,
+    },
     /// `af_xdp`: an XDP socket (CAP_NET_RAW). Binding it and registering its memory need no privilege.
     XdpSocket,
     /// `af_xdp`: the XDP program on the interface (CAP_NET_ADMIN, CAP_BPF). Two descriptors: the map of sockets and the link.

@@ -117,6 +117,15 @@ pub trait Port: Send {
     /// Reads the positions of the rings: this process receives from here on, and another one did before.
     fn resume(&mut self) {}
 
+    /// The counters with which [`continue_stats`](Self::continue_stats) continues in another process, without those that the kernel
+    /// keeps for the descriptors. The other process reads the kernel's counters from then on; this one does not.
+    fn own_stats(&mut self) -> Stats {
+        self.stats()
+    }
+
+    /// Continues the counters of the process that has handed over the port.
+    fn continue_stats(&mut self, _before: Stats) {}
+
     /// Passes the first frames that the port accepted and dropped since the last call to `each`, with the reason. Their number and bytes
     /// are bounded; [`stats`](Self::stats) counts all of them. A wrapper calls that of the port inside: traces and the log get the frames of
     /// this method only.

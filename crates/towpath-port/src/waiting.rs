@@ -120,6 +120,16 @@ impl Port for WaitingPort {
         }
     }
 
+    fn own_stats(&mut self) -> Stats {
+        self.port.as_mut().map_or_else(Stats::default, |port| port.own_stats())
+    }
+
+    fn continue_stats(&mut self, before: Stats) {
+        if let Some(port) = &mut self.port {
+            port.continue_stats(before);
+        }
+    }
+
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
         if let Some(port) = &mut self.port {
             port.take_refused(each);

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => cli::inspect::run(&args),
         Command::Bpf(args) => cli::bpf::run(&args),
         Command::Frame(args) => cli::frame::run(&args),
-        Command::Mux(args) => cli::mux::run(&args),
+        Command::Mux(args) => cli::mux::run(&args, passed),
         Command::Nfq(args) => cli::nfq::run(&args),
         Command::Send(args) => cli::send::run(&args),
         Command::Recv(args) => cli::recv::run(&args),

@@ -223,6 +223,13 @@ impl Offloading {
         let thread = thread::Builder::new().name("offload".to_owned()).spawn(body)?;
         Ok(Self { offload: Arc::clone(offload), stop: Some(stop), thread: Some(thread) })
     }
+
+    /// The kernel forwards no packets until the result is dropped. The states have what it has counted.
+    pub fn pause(&self) -> Pause {
+        let pause = self.offload.pause();
+        self.offload.drain();
+        pause
+    }
 }
 
 impl Drop for Offloading {

@@ -10,6 +10,7 @@ use towpath_engine::{self as engine, ConversationStats, Drops, QueueSnapshot, Re
 use towpath_gate::{self, RuleInfo, state};
 use towpath_metrics::Metric;
 
+use crate::control::commands::show_ports::{self, Port};
 use crate::metrics::{self, Layout};
 use crate::quantity::count;
 
@@ -32,6 +33,8 @@ pub struct Report {
     pub rules: Vec<Rule>,
     /// Every queue with its counters, by number.
     pub queues: Vec<QueueSnapshot>,
+    /// The ports of an engine; empty after a replay.
+    pub ports: Vec<Port>,
     /// Wall-clock seconds from reading the first packet to deciding the last one.
     pub seconds: f64,
     /// Time span of the captures.
@@ -157,6 +160,9 @@ impl Report {
         self.states = other.states;
         self.span = self.span.max(other.span);
         add_queues(&mut self.queues, other.queues.clone());
+        let parts = [&mut self.ports, &mut other.ports.clone()].map(|ports| Some(std::mem::take(ports)));
+        self.ports = show_ports::merge(parts.into_iter().filter(|part| part != &Some(Vec::new())).collect())
+            .unwrap_or_default();
     }
 
     /// The report as an object.
@@ -175,6 +181,9 @@ impl Report {
             return object;
         };
         object.extend(more);
+        if !self.ports.is_empty() {
+            object.insert("ports".to_owned(), self.ports.iter().map(Port::object).collect());
+        }
         if let Some(restored) = self.restored {
             object.insert("restored".to_owned(), json!(restored));
         }

@@ -30,7 +30,7 @@ use honest::Honest;
 
 pub(crate) use attack::{Attack, side};
 pub(crate) use pass_on::side as pass_on_side;
-pub(crate) use ports::Driver;
+pub(crate) use ports::{Driver, within};
 pub(crate) use worker::side as worker_side;
 
 /// A way to attack.

@@ -184,7 +184,7 @@ pub(super) fn receive<'a>(socket: &OwnedFd, into: &'a mut [u8]) -> Result<Option
 }
 
 /// Runs `open` on a thread in the network namespace of process `pid`. Sockets stay in the namespace in which they were opened.
-pub(super) fn within<T: Send>(pid: u32, open: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+pub(crate) fn within<T: Send>(pid: u32, open: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             netns::join(pid)?;

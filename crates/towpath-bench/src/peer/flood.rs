@@ -106,6 +106,19 @@ pub(crate) fn bind(socket: &OwnedFd, interface: &str, protocol: u16) -> io::Resu
     if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Packets that a packet socket has dropped since the last call because its buffer was full (PACKET_STATISTICS, packet(7)).
+pub(crate) fn packet_drops(socket: &OwnedFd) -> io::Result<u64> {
+    // struct tpacket_stats: packets, drops.
+    let mut counters = [0_u32; 2];
+    let mut len = size_of_val(&counters) as libc::socklen_t;
+    let (level, name) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
+    // SAFETY: the pointers and the length are those of `counters` and `len`, which outlive the call.
+    let got = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut counters).cast(), &raw mut len)
+    };
+    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(counters[1].into()) }
+}
+
 /// setsockopt(2) of an int.
 pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let len = size_of_val(&value) as libc::socklen_t;

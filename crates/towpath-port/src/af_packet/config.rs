@@ -263,7 +263,7 @@ impl Config {
     }
 
     /// The interface of the programs, and the filter of its sockets if there is one, with the interface's addresses.
-    fn flow_programs(&self) -> io::Result<Vec<OwnedFd>> {
+    fn flow_programs(&self, engine: u32) -> io::Result<Vec<OwnedFd>> {
         let entries = self.flows.ok_or(io::ErrorKind::InvalidInput)?;
         let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
         let interface = Interface::find(&control, &self.interface)
@@ -273,7 +273,7 @@ impl Config {
             Kernel::Excluded { host, .. } if !host.is_empty() => Some((host, FILTER, &me[..])),
             _ => None,
         };
-        offload::attach(entries, interface.index, host)
+        offload::attach((engine, entries), interface.index, host)
     }
 
     /// Loads and attaches the programs of an exclusive port.
@@ -409,8 +409,10 @@ impl DriverConfig for Config {
         match object {
             Object::PacketSocket => Ok(vec![self.socket()?]),
             Object::IngressProgram => self.ingress(),
-            Object::FlowMap => offload::load(self.flows.ok_or(io::ErrorKind::InvalidInput)?),
-            Object::FlowProgram => self.flow_programs(),
+            Object::FlowMap { engine } => {
+                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?)
+            }
+            Object::FlowProgram { engine } => self.flow_programs(*engine),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }

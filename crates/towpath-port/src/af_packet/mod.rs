@@ -130,10 +130,10 @@ impl Socket {
         let generation = match config.kernel {
             Kernel::Shares | Kernel::Monitored => 0,
             Kernel::Excluded { .. } => {
-                exclude(&config, opener, shared, (socket.as_fd(), interface.index), 0)?
+                exclude(&config, opener, shared, (Some(socket.as_fd()), interface.index), 0)?
             }
         };
-        offload_flows(&config, opener, shared, (socket.as_fd(), interface.index), generation)?;
+        offload_flows(&config, opener, shared, (Some(socket.as_fd()), interface.index), generation)?;
         let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
         config.fanout = sharing.fanout.or(config.fanout);
         match config.bind(socket.as_fd(), interface.index, ETH_P_ALL) {
@@ -195,8 +195,11 @@ impl Socket {
         };
         // The programs of the other process end with it. An interface that is gone has none.
         if port.look()? != State::Gone {
-            let place = (port.socket.as_fd(), port.interface.index);
+            // With offload, the filter looks up flows of this process: see `resume`.
+            let socket = Some(port.socket.as_fd()).filter(|_| port.config.flows.is_none());
+            let place = (socket, port.interface.index);
             port.generation = exclude(&port.config, &port.opener, &port.shared, place, 0)?;
+            offload_flows(&port.config, &port.opener, &port.shared, (None, place.1), port.generation)?;
         }
         Ok(port)
     }
@@ -307,7 +310,7 @@ impl Port for Socket {
             && let Kernel::Excluded { host, .. } = &self.config.kernel
             && host.has_me()
         {
-            let place = (self.socket.as_fd(), self.interface.index);
+            let place = (Some(self.socket.as_fd()), self.interface.index);
             let before = self.generation;
             self.generation = exclude(&self.config, &self.opener, &self.shared, place, before)?;
             if self.generation != before {
@@ -343,7 +346,20 @@ impl Port for Socket {
     }
 
     fn resume(&mut self) {
+        // Another process may have set its own.
+        let sharing = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((attached, _)) = &sharing.flows
+            && let Err(error) = attached.filter(self.socket.as_fd())
+        {
+            log::warn!("{}: flows are not offloaded: {error}", self.config.interface);
+        }
+        drop(sharing);
         self.next = self.ring.position();
+    }
+
+    fn continue_stats(&mut self, before: Stats) {
+        // Reading the kernel's drops resets them: those that this port has read so far are in no other counter.
+        self.stats.add(&before);
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
@@ -361,12 +377,13 @@ impl Port for Socket {
 }
 
 /// Attaches the programs of an exclusive port to the interface `index`, unless another socket has done so and the addresses are the
-/// same, and filters the socket, unless it has the filter of the generation `filtered`. Returns the generation of the programs.
+/// same, and filters the socket, if there is one, unless it has the filter of the generation `filtered`. Returns the generation of the
+/// programs.
 fn exclude(
     config: &Config,
     opener: &Opener,
     shared: &Shared,
-    (socket, index): (BorrowedFd<'_>, u32),
+    (socket, index): (Option<BorrowedFd<'_>>, u32),
     filtered: u64,
 ) -> Result<u64, Error> {
     let name = || config.interface.clone();
@@ -390,19 +407,19 @@ fn exclude(
         *programs = Some(Programs { me, generation, ingress });
     }
     let Some(Programs { ingress, generation, .. }) = &*programs else { return Ok(0) };
-    if filtered != *generation {
+    if let Some(socket) = socket.filter(|_| filtered != *generation) {
         ingress.filter(socket).map_err(|source| Error::Io { name: name(), source })?;
     }
     Ok(*generation)
 }
 
-/// Attaches the programs of flow offload to the interface `index`, unless another socket has done so, and filters the socket. The filter
-/// depends on the interface's addresses as the programs of the generation do.
+/// Attaches the programs of flow offload to the interface `index`, unless another socket has done so, and filters the socket, if there is
+/// one. The filter depends on the interface's addresses as the programs of the generation do.
 fn offload_flows(
     config: &Config,
     opener: &Opener,
     shared: &Shared,
-    (socket, index): (BorrowedFd<'_>, u32),
+    (socket, index): (Option<BorrowedFd<'_>>, u32),
     generation: u64,
 ) -> Result<(), Error> {
     if config.flows.is_none() {
@@ -417,8 +434,8 @@ fn offload_flows(
     if !sharing.flows.as_ref().is_some_and(is_current) {
         sharing.flows = Some((offload::Attached::open(opener).map_err(failed)?, generation));
     }
-    match &sharing.flows {
-        Some((attached, _)) => attached.filter(socket).map_err(failed),
+    match sharing.flows.as_ref().zip(socket) {
+        Some(((attached, _), socket)) => attached.filter(socket).map_err(failed),
         None => Ok(()),
     }
 }

@@ -571,6 +571,14 @@ impl Port for Socket {
         self.free = self.umem.free();
     }
 
+    fn own_stats(&mut self) -> Stats {
+        self.stats
+    }
+
+    fn continue_stats(&mut self, before: Stats) {
+        self.stats = before;
+    }
+
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
         self.refused.take(each);
     }

@@ -428,6 +428,10 @@ impl Port for Queue {
         Ok(Some(HandOver::of(None, vec![self.socket.try_clone()?], &numbers)))
     }
 
+    fn continue_stats(&mut self, before: Stats) {
+        self.stats = before;
+    }
+
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {
         self.refused.take(each);
     }

@@ -175,7 +175,8 @@ impl FlowMap {
             Some(libc::ENOMEM) => format!("no memory for {entries} entries: write fewer"),
             _ => format!("the programs cannot be loaded: {error}"),
         };
-        let [flows, slots, epoch, stats, filters] = opener.open_all(&Object::FlowMap).map_err(failed)?;
+        let [flows, slots, epoch, stats, filters] =
+            opener.open_all(&Object::FlowMap { engine: std::process::id() }).map_err(failed)?;
         let bytes = (entries as usize * SLOT).next_multiple_of(4096);
         let slots = Mapping::of(slots.as_fd(), bytes, 0).map_err(failed)?;
         let epoch = Mapping::of(epoch.as_fd(), 4096, 0).map_err(failed)?;
@@ -319,7 +320,7 @@ pub(crate) struct Attached {
 impl Attached {
     /// Attaches the programs to the interface of the opener's port.
     pub(crate) fn open(opener: &Opener) -> io::Result<Self> {
-        let [link, filter] = opener.open_all(&Object::FlowProgram)?;
+        let [link, filter] = opener.open_all(&Object::FlowProgram { engine: std::process::id() })?;
         Ok(Self { link, filter })
     }
 

@@ -1,6 +1,7 @@
 //! Loading and attaching the programs, by the process that has the privileges.
 //!
-//! The programs of all ports share the maps, so a process loads them once.
+//! The programs of all ports of an engine share the maps, so they are loaded once for each engine. During an upgrade, the launcher has those
+//! of two engines, which share sockets: each engine has maps of its own, and the filter of a socket is that of the engine that receives.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload.bpf.o");
 
 /// What a process has loaded.
 struct Loaded {
+    /// The process id of the engine.
+    engine: u32,
     entries: u32,
     redirect: OwnedFd,
     filter: OwnedFd,
@@ -30,23 +33,23 @@ struct Loaded {
     maps: [OwnedFd; 5],
 }
 
-/// By the number of entries: an engine has one, the tests of a process may have several.
+/// By the engine and the number of entries: an engine has one, the tests of a process may have several.
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 
-/// The maps of the process, which are loaded if they are not yet.
-pub(crate) fn load(entries: u32) -> io::Result<Vec<OwnedFd>> {
-    with(entries, |loaded| loaded.maps.iter().map(OwnedFd::try_clone).collect())
+/// The maps of an engine, which are loaded if they are not yet.
+pub(crate) fn load(engine: u32, entries: u32) -> io::Result<Vec<OwnedFd>> {
+    with((engine, entries), |loaded| loaded.maps.iter().map(OwnedFd::try_clone).collect())
 }
 
 /// Attaches the program for flows at the ingress hook of the interface `index`, before other programs, and returns its link and the
 /// filter for the sockets. The sockets do not receive what `host` keeps from them; `header` and `me` as for
 /// [`Filter::compile`].
 pub(crate) fn attach(
-    entries: u32,
+    of: (u32, u32),
     index: u32,
     host: Option<(&Filter, Actions, &[std::net::IpAddr])>,
 ) -> io::Result<Vec<OwnedFd>> {
-    with(entries, |loaded| {
+    with(of, |loaded| {
         let filter = match host {
             Some((host, actions, me)) => {
                 let code = host.compile_before(14, me, actions, loaded.maps[4].as_fd());
@@ -59,19 +62,22 @@ pub(crate) fn attach(
     })
 }
 
-fn with<T>(entries: u32, use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
+fn with<T>((engine, entries): (u32, u32), use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
     let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(loaded) = all.iter().find(|loaded| loaded.entries == entries) {
+    if let Some(loaded) = all.iter().find(|loaded| (loaded.engine, loaded.entries) == (engine, entries)) {
         return use_it(loaded);
     }
-    let loaded = Loaded::new(entries)?;
+    // The engine before may still run. Those before that have ended.
+    let before = all.iter().map(|loaded| loaded.engine).rfind(|other| *other != engine);
+    all.retain(|loaded| loaded.engine == engine || Some(loaded.engine) == before);
+    let loaded = Loaded::new(engine, entries)?;
     let used = use_it(&loaded);
     all.push(loaded);
     used
 }
 
 impl Loaded {
-    fn new(entries: u32) -> io::Result<Self> {
+    fn new(engine: u32, entries: u32) -> io::Result<Self> {
         let mut object = EbpfLoader::new()
             .set_max_entries("flows", entries)
             .set_max_entries("slots", entries)
@@ -94,7 +100,7 @@ impl Loaded {
         };
         let maps = [map("flows")?, map("slots")?, map("epoch")?, map("stats")?, map("filters")?];
         sys::bpf_set_program(maps[4].as_fd(), 0, filter.as_fd())?;
-        Ok(Self { entries, redirect, filter, maps })
+        Ok(Self { engine, entries, redirect, filter, maps })
     }
 }
 

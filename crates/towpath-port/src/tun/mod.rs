@@ -97,13 +97,15 @@ impl Device {
 
     /// Continues the queue number `queue` of a device that another process has opened.
     fn adopt(config: &Config, queue: usize, port: HandOver, opener: &Opener) -> Result<Self, Error> {
-        let ([device], [multi_queue, vnet_hdr]) = port.parts(&config.interface)?;
+        let ([device], [multi_queue, vnet_hdr, before, gone]) = port.parts(&config.interface)?;
         if (vnet_hdr == 1) != config.vnet_hdr {
             return Err(changed(&config.interface, "`offload`"));
         }
         let interface = sys::tun_name(device.as_fd()).map_err(|error| config.attach_error(error))?;
         let multi_queue = multi_queue == 1;
-        Self::over(Config { interface, multi_queue, queue: queue as u16, ..config.clone() }, device, opener)
+        let config = Config { interface, multi_queue, queue: queue as u16, ..config.clone() };
+        // The interface's counter goes on: frames that are dropped while neither process reads count too.
+        Ok(Self { lost: Lost { before, gone }, ..Self::over(config, device, opener)? })
     }
 
     fn over(config: Config, device: OwnedFd, opener: &Opener) -> Result<Self, Error> {
@@ -258,8 +260,12 @@ impl Port for Device {
 
     fn hand_over(&mut self) -> std::io::Result<Option<HandOver>> {
         let Config { multi_queue, vnet_hdr, .. } = self.config;
-        let numbers = [multi_queue.into(), vnet_hdr.into()];
+        let numbers = [multi_queue.into(), vnet_hdr.into(), self.lost.before, self.lost.gone];
         Ok(Some(HandOver::of(self.opener.claim()?, vec![self.device.try_clone()?], &numbers)))
+    }
+
+    fn continue_stats(&mut self, before: Stats) {
+        self.stats = before;
     }
 
     fn take_refused(&mut self, each: &mut dyn FnMut(TxDrop, &[u8])) {

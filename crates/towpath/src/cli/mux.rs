@@ -14,7 +14,7 @@ use towpath::framing::Named;
 use towpath::mux_bounds::MuxBounds;
 use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
-use towpath::service_manager;
+use towpath::service_manager::{self, Address, Sockets};
 use towpath::upgrade::{Executable, Predecessor};
 use towpath::worker_pool::{
     self, Error, Inherited, InheritedFile, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery,
@@ -315,7 +315,7 @@ enum Undone {
     Keep,
 }
 
-pub(crate) fn run(args: &Mux) -> u8 {
+pub(crate) fn run(args: &Mux, passed: Sockets) -> u8 {
     if let Err(message) = args.log.apply() {
         return fail(exit::USAGE, message);
     }
@@ -325,7 +325,7 @@ pub(crate) fn run(args: &Mux) -> u8 {
             return fail(exit::FAILED, format_args!("cannot take over from the older process: {error}"));
         }
     };
-    match serve(args, &mut predecessor) {
+    match serve(args, passed, &mut predecessor) {
         Ok(outcome) => tell(&outcome, args.json),
         Err((code, message)) => {
             if let Some(predecessor) = predecessor {
@@ -336,7 +336,11 @@ pub(crate) fn run(args: &Mux) -> u8 {
     }
 }
 
-fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (u8, String)> {
+fn serve(
+    args: &Mux,
+    mut passed: Sockets,
+    predecessor: &mut Option<Predecessor>,
+) -> Result<Outcome, (u8, String)> {
     let framing = Named::read(&args.framing, Path::new(""))
         .map_err(|error| (exit::USAGE, format!("--framing {error}")))?
         .framing()
@@ -397,6 +401,19 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
             inherited.push((address, taken));
             continue;
         }
+        if let Some(passed) = passed.take(Address::of(address)) {
+            let no_port = |error: io::Error| (exit::NO_PORT, format!("{address}: {error}"));
+            if let Address::Unix(path) = Address::of(address) {
+                files.push(passed.file(path, None, None, None).map_err(no_port)?);
+            }
+            let at = match &tls {
+                Some(tls) => server.listen_tls_on(passed.socket, tls.clone()),
+                None => server.listen_on(passed.socket),
+            };
+            say(format_args!("listening on {}", at.map_err(no_port)?));
+            listen.push(address.clone());
+            continue;
+        }
         let listens = worker_pool::listen(&server, address, tls.as_ref());
         let (at, socket) = listens.map_err(|error| {
             let code = if worker_pool::is_no_address(&error.source) { exit::USAGE } else { exit::NO_PORT };
@@ -406,6 +423,7 @@ fn serve(args: &Mux, predecessor: &mut Option<Predecessor>) -> Result<Outcome, (
         files.extend(socket);
         listen.push(address.clone());
     }
+    passed.finish();
     let path = args.control.as_deref();
     let older = predecessor.as_mut();
     let taken_control = path.zip(older).and_then(|(path, older)| Inherited::control(older, path));

@@ -12,7 +12,7 @@ use super::slots::ControlStats;
 use crate::events::EventStats;
 use crate::fleet::FleetView;
 use crate::ipfix::IpfixStats;
-use crate::metrics::{EndpointStats, ReloadStats};
+use crate::metrics::{EndpointStats, EngineUpgradeStats, ReloadStats};
 
 /// The copies. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +52,8 @@ pub struct ServerStats {
     pub metrics: EndpointStats,
     /// Reloads.
     pub reloads: ReloadStats,
+    /// Upgrades.
+    pub upgrades: EngineUpgradeStats,
     /// Flow records.
     pub ipfix: IpfixStats,
     /// Events.

@@ -4,15 +4,18 @@
 //! all of them meanwhile. Items come when it has stopped: the states, the inspectors' sockets, and the started inspectors. The supervisor
 //! of the old process is in `supervisor/upgrade.rs`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use towpath_port::HandOver;
+use towpath_metrics::Metrics;
+use towpath_port::{HandOver, Stats};
 
 use crate::upgrade::{Item, Object, Predecessor, Received};
 
@@ -51,7 +54,14 @@ struct PortDetail {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(super) enum ItemDetail {
     /// A file with a snapshot of the states.
-    States,
+    States {
+        /// When the old process stopped receiving ([`now`]).
+        #[serde(default)]
+        stopped: u64,
+        /// The counters of the ports by name, for each thread and port.
+        #[serde(default)]
+        ports: Vec<Vec<BTreeMap<String, u64>>>,
+    },
     /// The socket of an inspector.
     Inspector {
         /// Its queue.
@@ -68,6 +78,23 @@ pub(super) enum ItemDetail {
         /// Its user.
         user: Option<u32>,
     },
+}
+
+/// The time of a clock that all processes have, in nanoseconds.
+pub(super) fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// The counters of a port by name: versions may have different ones.
+pub(super) fn counters(stats: &Stats) -> BTreeMap<String, u64> {
+    stats.values().map(|(metric, value)| (metric.name.to_owned(), value)).collect()
+}
+
+fn stats(counters: &BTreeMap<String, u64>) -> Stats {
+    let mut stats = Stats::default();
+    counters.iter().for_each(|(name, value)| stats.set(name, *value));
+    stats
 }
 
 /// The object of the launcher's connection.
@@ -117,6 +144,10 @@ pub struct Inherited {
 #[derive(Debug, Default)]
 pub(super) struct Items {
     pub(super) states: Option<Vec<u8>>,
+    /// When the old process stopped receiving ([`now`]).
+    pub(super) stopped: Option<u64>,
+    /// The counters of the ports, for each thread.
+    pub(super) ports: Vec<Vec<Stats>>,
     /// Queues and sockets of inspectors.
     pub(super) inspectors: Vec<(u16, OwnedFd)>,
     pub(super) children: Vec<(ItemDetail, OwnedFd)>,
@@ -239,7 +270,9 @@ impl AsFd for Inherited {
 impl Items {
     fn add(&mut self, Item { detail, fd, .. }: Item) -> io::Result<()> {
         match serde_json::from_value(detail)? {
-            ItemDetail::States => {
+            ItemDetail::States { stopped, ports } => {
+                self.stopped = Some(stopped).filter(|at| *at > 0);
+                self.ports = ports.iter().map(|ports| ports.iter().map(stats).collect()).collect();
                 let (mut file, mut states) = (File::from(fd), Vec::new());
                 file.rewind()?;
                 file.read_to_end(&mut states)?;

@@ -40,7 +40,7 @@ use crate::fleet::Fleet;
 use crate::inspector;
 use crate::ipfix::{self, Ipfix};
 use crate::metrics::endpoint::{self, Endpoint};
-use crate::offload::Offloading;
+use crate::offload::{self, Offloading};
 use crate::packet_log::PacketLine;
 use crate::process::Starter;
 use crate::quantity::count;
@@ -178,6 +178,8 @@ pub struct Supervisor {
     events: Option<Events>,
     /// Offloads flows. Its entries end before the ports.
     offload: Option<Offloading>,
+    /// Another process receives, or will.
+    offload_paused: Option<offload::Pause>,
     server: Option<Server>,
     /// Counters that the control server and the metrics endpoint show.
     counters: EndpointCounters,

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
-use towpath_port::{Burst, HandOver, Port, Received, State};
+use towpath_port::{Burst, HandOver, Port, Received, State, Stats};
 
 use super::muxes::Muxes;
 use super::stalled::StalledSender;
-use super::worker_command::WorkerCommand;
+use super::worker_command::{HandedOver, WorkerCommand};
 use crate::config::Wait;
 use crate::control::PortRows;
 use crate::control::commands::show_ports;
@@ -218,6 +218,8 @@ impl Worker {
                 live.warn(&error);
             }
         }
+        // From here on, another process reads the kernel's counters.
+        self.show_ports();
         self.paused = Some(Pausing(None));
     }
 
@@ -325,8 +327,9 @@ impl Worker {
                 WorkerCommand::Pause(until, begun) => self.paused = Some(Pausing(Some((until, begun)))),
                 WorkerCommand::Ports(to) => self.hand_over_ports(&to),
                 WorkerCommand::HandOver(to) => {
+                    let ports = self.ports.iter_mut().map(|live| live.port.own_stats()).collect();
                     // The supervisor may have given up.
-                    let _ = to.send(self.engine.hand_over());
+                    let _ = to.send(HandedOver { inspectors: self.engine.hand_over(), ports });
                 }
                 WorkerCommand::Resume => self.resume(),
                 WorkerCommand::Drain => return false,
@@ -350,6 +353,7 @@ impl Worker {
                 }
                 (self.wait, self.drain) = (engine.wait, engine.drain);
             }
+            WorkerCommand::Counters(ports) => self.continue_counters(ports),
             WorkerCommand::Settle(done) => drop(done),
             WorkerCommand::Join(..)
             | WorkerCommand::JoinStandby(..)
@@ -362,6 +366,15 @@ impl Worker {
             | WorkerCommand::Resume
             | WorkerCommand::Keepalives(_)
             | WorkerCommand::Drain => {}
+        }
+    }
+
+    /// Continues the counters of ports that another process has handed over. Its engine has counted their drops.
+    fn continue_counters(&mut self, ports: Vec<Stats>) {
+        for (at, before) in ports.into_iter().enumerate().take(self.ports.len()) {
+            let port = &mut self.ports[at].port;
+            port.continue_stats(before);
+            self.engine.io_mut().begin_port_drops(at, port.stats().tx_drops());
         }
     }
 
@@ -509,8 +522,11 @@ impl Worker {
         }
     }
 
-    /// Publishes the records of the ports.
+    /// Publishes the records of the ports. While another process uses them, the last ones stay: reading the kernel's counters resets some.
     fn show_ports(&mut self) {
+        if self.is_handed_over() {
+            return;
+        }
         self.take_port_drops();
         let Self { engine, ports, rows, .. } = self;
         let io = engine.io_mut();
@@ -573,11 +589,12 @@ impl Worker {
             self.idle();
         }
         // Before the log: the last losses have their lines.
-        self.take_port_drops();
+        self.show_ports();
         let _ = self.engine.totals();
         let now = self.engine.clock();
         self.log.send(self.engine.walker_mut(), now, true);
-        Report::of(&mut self.engine)
+        let ports = self.rows.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Report { ports, ..Report::of(&mut self.engine) }
     }
 }
 

@@ -10,7 +10,16 @@ use towpath_gate::state::Keepalive;
 use super::muxes::Served;
 use crate::config::Engine;
 use towpath_engine::queue::{DefaultVerdict, Policy, RingChannel};
-use towpath_port::HandOver;
+use towpath_port::{HandOver, Stats};
+
+/// What a worker hands over to one in another process, when nothing is received any more.
+#[derive(Debug)]
+pub(super) struct HandedOver {
+    /// Queues and sockets of the inspectors.
+    pub(super) inspectors: Vec<(u16, OwnedFd)>,
+    /// The counters of the ports.
+    pub(super) ports: Vec<Stats>,
+}
 
 /// A command from the supervisor to a worker.
 #[derive(Debug)]
@@ -40,8 +49,10 @@ pub(super) enum WorkerCommand {
     Pause(Instant, Sender<()>),
     /// Sends what each port hands over to another process.
     Ports(Sender<Vec<io::Result<Option<HandOver>>>>),
-    /// Gives up the inspectors, and sends their queues and sockets. The worker is paused.
-    HandOver(Sender<Vec<(u16, OwnedFd)>>),
+    /// Gives up the inspectors. The worker is paused.
+    HandOver(Sender<HandedOver>),
+    /// Continues the counters of the ports of another process.
+    Counters(Vec<Stats>),
     /// Receives again after `Pause`.
     Resume,
     /// Stops receiving and waits for packets that inspectors hold.

@@ -38,6 +38,16 @@ metrics! {
     }
 }
 
+metrics! {
+    /// Upgrades of the engine.
+    pub struct EngineUpgradeStats in "upgrade" {
+        /// Time without reception at the upgrade that started this process; 0 if it was not started by an upgrade.
+        pub pause: gauge nanoseconds,
+        /// Upgrades that failed or were refused; this process continued.
+        pub failed: counter events,
+    }
+}
+
 const fn duration(group: &'static str, name: &'static str, help: &'static str) -> Metric {
     let (kind, unit) = (Kind::Histogram, Unit::Nanoseconds);
     Metric { group, name, stem: name, kind, unit, label: None, help, family_help: None }

@@ -11,7 +11,9 @@ use towpath_port::offload::PathStats;
 use towpath_ring::{self as ring, ChannelStats, reaper};
 
 use super::thread::ThreadStats;
-use super::{COMPLETION_TIME, EndpointStats, MESSAGE_WAIT, ProcessStats, ReloadStats, RuleStats};
+use super::{
+    COMPLETION_TIME, EndpointStats, EngineUpgradeStats, MESSAGE_WAIT, ProcessStats, ReloadStats, RuleStats,
+};
 use crate::control::ControlStats;
 use crate::events::EventStats;
 use crate::ipfix::IpfixStats;
@@ -66,6 +68,7 @@ pub const TABLES: &[Table] = &[
     table("Control socket", &[], ControlStats::TABLE),
     table("Metrics endpoint", &[], EndpointStats::TABLE),
     table("Reloads", &[], ReloadStats::TABLE),
+    table("Upgrades", &[], EngineUpgradeStats::TABLE),
     table("Flow records", &[], IpfixStats::TABLE),
     table("Events", &[], EventStats::TABLE),
     table("Fleet", &[], FleetStats::TABLE),

@@ -11,7 +11,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use tempfile::TempDir;
 use towpath_port::netns::{until, within};
@@ -37,13 +38,20 @@ impl Manager {
     /// Starts the manager with these options.
     fn new(at: SocketAddr, options: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let config = directory.path().join("t.toml");
+        let config = config.to_str().unwrap().to_owned();
+        Self::of(directory, at, options, &["run", &config])
+    }
+
+    /// Starts the manager of a command of towpath.
+    fn of(directory: TempDir, at: SocketAddr, options: &[&str], words: &[&str]) -> Self {
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let mut child = Command::new("python3")
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemon/manager.py"))
             .arg(directory.path())
             .args(options)
-            .args(["--", env!("CARGO_BIN_EXE_towpath"), "run", config.to_str().unwrap()])
+            .args(["--", env!("CARGO_BIN_EXE_towpath")])
+            .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
@@ -247,6 +255,43 @@ fn sockets_of_the_manager_are_used() {
         manager.log().contains("passed the descriptor unused, which no address of the configuration names")
     });
     assert_eq!(manager.end("SIGTERM"), 0);
+}
+
+/// `towpath mux` listens on a socket of the manager, and the process that replaces it does so too.
+#[towpath_testenv::needs(python)]
+#[test]
+fn a_mux_uses_the_sockets_of_the_manager() {
+    let (at, other) = (free(), free());
+    let [listen, more] = [("web", at), ("unused", other)].map(|(name, at)| format!("{name}={at}"));
+    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let address = at.to_string();
+    let words = ["mux", &address, "--framing", "offset=0 length=4 be adjust=4", "--workers", "1", "--worker"];
+    let mut manager = Manager::of(
+        tempfile::tempdir().unwrap(),
+        at,
+        &["--listen", &listen, "--listen", &more],
+        &[&words[..], &[worker.to_str().unwrap()]].concat(),
+    );
+    // The manager listens before the mux runs.
+    let mut waiting = None;
+    until(|| {
+        waiting = TcpStream::connect(at).ok();
+        waiting.is_some()
+    });
+    manager.start();
+    answered(waiting.unwrap());
+    until(|| {
+        manager.log().contains("passed the descriptor unused, which no address of the configuration names")
+    });
+    manager.tell("signal SIGUSR2");
+    let new = manager.event(|event| event["notify"]["MAINPID"].is_string())["notify"]["MAINPID"].take();
+    manager.tell("wait");
+    assert_eq!(manager.event(|event| event["exit"].is_number())["exit"], 0);
+    answered(TcpStream::connect(at).unwrap());
+    let new = Pid::from_raw(new.as_str().unwrap().parse().unwrap()).unwrap();
+    let ended = pidfd_open(new, PidfdFlags::empty()).unwrap();
+    kill_process(new, Signal::TERM).unwrap();
+    poll(&mut [PollFd::new(&ended, PollFlags::IN)], None).unwrap();
 }
 
 /// A debugger stops one thread of the engine: the manager is no longer notified, although all others run.

@@ -74,10 +74,11 @@ pub(crate) fn collect<R: 'static>(
         || part,
         move |parts| {
             let mut samples = Samples::default();
-            let ServerStats { metrics, reloads, ipfix, events, fleet, .. } = endpoints.servers();
+            let ServerStats { metrics, reloads, upgrades, ipfix, events, fleet, .. } = endpoints.servers();
             samples.add(&[], &control);
             samples.add(&[], &metrics);
             samples.add(&[], &reloads);
+            samples.add(&[], &upgrades);
             samples.add(&[], &ipfix);
             samples.add(&[], &events);
             samples.add(&[], &fleet);

@@ -69,7 +69,7 @@ impl Query for ShowPorts {
 }
 
 /// The ports of all threads.
-pub(super) fn merge(parts: Vec<Option<Vec<Port>>>) -> Option<Vec<Port>> {
+pub(crate) fn merge(parts: Vec<Option<Vec<Port>>>) -> Option<Vec<Port>> {
     parts.into_iter().flatten().reduce(|mut all, ports| {
         all.iter_mut().zip(ports).for_each(|(own, port)| own.add(port));
         all
@@ -132,7 +132,7 @@ impl Port {
     }
 
     /// The port as an object.
-    fn object(&self) -> Map<String, Value> {
+    pub(crate) fn object(&self) -> Map<String, Value> {
         let mut object = STATS.object(&self.stats);
         object.insert("name".to_owned(), self.name.as_str().into());
         object.insert("driver".to_owned(), self.driver.as_str().into());

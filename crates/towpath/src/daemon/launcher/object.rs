@@ -1,4 +1,4 @@
-//! The form of a port's [`Object`] in a message: the numbers are its kind and variant, the text has the names of the port and of the interface.
+//! The form of a port's [`Object`] in a message: the numbers are its kind, variant and engine, the text has the names of the port and of the interface.
 
 use std::io;
 
@@ -16,20 +16,24 @@ pub(super) fn request(port: &str, object: &Object) -> io::Result<Message> {
         Object::TunQueue { multi_queue, interface } => (4, *multi_queue, interface.as_str()),
         Object::RawSockets => (5, false, ""),
         Object::IngressProgram => (6, false, ""),
-        Object::FlowMap => (7, false, ""),
-        Object::FlowProgram => (8, false, ""),
+        Object::FlowMap { .. } => (7, false, ""),
+        Object::FlowProgram { .. } => (8, false, ""),
+    };
+    let engine = match object {
+        Object::FlowMap { engine } | Object::FlowProgram { engine } => *engine,
+        _ => 0,
     };
     let text = [port.as_bytes(), &[0], interface.as_bytes()].concat();
     if text.len() > TEXT {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    Ok(Message { numbers: [kind, u32::from(variant), 0], text, ..Message::new(Kind::Open) })
+    Ok(Message { numbers: [kind, u32::from(variant), engine], text, ..Message::new(Kind::Open) })
 }
 
 /// The port's name and the object of a request. `None`: the request is malformed.
 pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
     let (port, interface) = std::str::from_utf8(&request.text).ok()?.split_once('\0')?;
-    let [kind, variant, _] = request.numbers;
+    let [kind, variant, engine] = request.numbers;
     let variant = variant == 1;
     let object = match kind {
         0 => Object::PacketSocket,
@@ -39,8 +43,8 @@ pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
         4 => Object::TunQueue { multi_queue: variant, interface: interface.to_owned() },
         5 => Object::RawSockets,
         6 => Object::IngressProgram,
-        7 => Object::FlowMap,
-        8 => Object::FlowProgram,
+        7 => Object::FlowMap { engine },
+        8 => Object::FlowProgram { engine },
         _ => return None,
     };
     Some((port, object))
@@ -61,8 +65,8 @@ mod tests {
             Object::TunQueue { multi_queue: true, interface: "tun7".into() },
             Object::RawSockets,
             Object::IngressProgram,
-            Object::FlowMap,
-            Object::FlowProgram,
+            Object::FlowMap { engine: 4711 },
+            Object::FlowProgram { engine: 4711 },
         ];
         for object in objects {
             assert_eq!(of(&request("wan", &object).unwrap()), Some(("wan", object)));

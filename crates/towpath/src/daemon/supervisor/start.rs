@@ -424,6 +424,7 @@ impl Supervisor {
             fleet,
             events,
             offload,
+            offload_paused: None,
             server,
             counters,
             endpoint,
@@ -500,8 +501,9 @@ impl Supervisor {
         if self.is_stopped() {
             return Ok(());
         }
-        self.take_over(later)?;
-        self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
+        if !self.take_over(later)? {
+            self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
+        }
         Ok(())
     }
 

@@ -37,6 +37,7 @@ use super::super::mux_service::Service;
 use super::super::worker_command::WorkerCommand;
 use super::{ACCEPTS_PER_TURN, Failure, Supervisor, idle_wait};
 use crate::logging::OPERATOR;
+use crate::offload::Offloading;
 use crate::process::{Child, Remote};
 use crate::quantity::count;
 use crate::service_manager;
@@ -108,10 +109,6 @@ impl Supervisor {
     pub(super) fn offer_upgrades(&self) {
         let impossible = match &self.launcher {
             None => Some("root has not started this engine: stop it and start the new version".to_owned()),
-            // The entries of the kernel's flow map would have no owner.
-            Some(_) if self.offload.is_some() => Some(
-                "it offloads flows, which are not handed over: stop it and start the new version".to_owned(),
-            ),
             Some(_) => None,
         };
         self.counters.upgrade(|desk| {
@@ -162,6 +159,7 @@ impl Supervisor {
     fn fail(&self, why: &str) {
         log::error!(target: OPERATOR, "not upgraded: {why}; this engine continues");
         self.counters.upgrade(|desk| (desk.running, desk.failed) = (false, Some(why.to_owned())));
+        self.counters.update(|servers| servers.upgrades.failed += 1);
     }
 
     /// Starts the program number `at`.
@@ -300,22 +298,27 @@ impl Supervisor {
 
     /// Stops receiving, and passes on the states and the inspectors. With an error, returns the inspectors that were given up.
     fn hand_over(&mut self, successor: &mut Successor) -> Result<Inspectors, (String, Inspectors)> {
-        let begun = Instant::now();
+        let (begun, stopped) = (Instant::now(), inherited::now());
         let lost = |why: String| (why, Vec::new());
+        // The kernel forwards nothing from here on: the states have what it has counted.
+        self.offload_paused = self.offload.as_ref().map(Offloading::pause);
         self.pause().map_err(lost)?;
         // The next engine writes the same file.
         self.running = None;
         self.suspend_listening(true);
-        let mut inspectors = Vec::new();
+        let (mut inspectors, mut ports) = (Vec::new(), Vec::new());
         for worker in &self.workers {
             let (to, from) = channel();
             worker.say(WorkerCommand::HandOver(to));
             match from.recv_timeout(ANSWER) {
-                Ok(found) => inspectors.extend(found),
+                Ok(found) => {
+                    inspectors.extend(found.inspectors);
+                    ports.push(found.ports.iter().map(inherited::counters).collect());
+                }
                 Err(_) => return Err(("a thread does not answer".to_owned(), inspectors)),
             }
         }
-        match self.push_items(successor, &inspectors) {
+        match self.push_items(successor, &inspectors, ItemDetail::States { stopped, ports }) {
             Ok(()) => {
                 log::info!(
                     target: OPERATOR,
@@ -346,7 +349,12 @@ impl Supervisor {
         }
     }
 
-    fn push_items(&mut self, successor: &mut Successor, inspectors: &[(u16, OwnedFd)]) -> io::Result<()> {
+    fn push_items(
+        &mut self,
+        successor: &mut Successor,
+        inspectors: &[(u16, OwnedFd)],
+        detail: ItemDetail,
+    ) -> io::Result<()> {
         let mut states = File::from(memfd_create("towpath-states", MemfdFlags::CLOEXEC)?);
         let mut written = Ok(());
         self.ruleset.snapshot(|piece| {
@@ -355,7 +363,7 @@ impl Supervisor {
             }
         });
         written?;
-        successor.push_item(json!(ItemDetail::States), states.into(), bytes::Bytes::new());
+        successor.push_item(json!(detail), states.into(), bytes::Bytes::new());
         for (queue, socket) in inspectors {
             let detail = json!(ItemDetail::Inspector { queue: *queue });
             successor.push_item(detail, socket.try_clone()?, bytes::Bytes::new());
@@ -387,6 +395,7 @@ impl Supervisor {
         successor.kill();
         drop(successor);
         self.adopt(inspectors);
+        self.offload_paused = None;
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Resume));
         self.suspend_listening(false);
         if let Err(error) = self.save_states() {
@@ -474,15 +483,15 @@ impl Supervisor {
     }
 
     /// Takes over from the process that this one replaces: waits until it has stopped, restores the states, and gives the inspectors new
-    /// rings.
-    pub(super) fn take_over(&mut self, later: Vec<Later>) -> Result<(), Failure> {
-        let Some(inherited) = self.inherited.take() else { return Ok(()) };
+    /// rings. Returns false if it replaces none.
+    pub(super) fn take_over(&mut self, later: Vec<Later>) -> Result<bool, Failure> {
+        let Some(inherited) = self.inherited.take() else { return Ok(false) };
         let taken = self.take_over_from(inherited, later);
         if taken.is_err() {
             // They are the old engine's, which continues.
             self.sockets.iter_mut().for_each(Socket::leave_children);
         }
-        taken
+        taken.map(|()| true)
     }
 
     fn take_over_from(&mut self, mut inherited: Inherited, later: Vec<Later>) -> Result<(), Failure> {
@@ -509,7 +518,14 @@ impl Supervisor {
             }
         }
         self.adopt(items.inspectors);
+        for (worker, ports) in self.workers.iter().zip(items.ports) {
+            worker.say(WorkerCommand::Counters(ports));
+        }
         inherited.serves().map_err(Failure::Upgrade)?;
+        // Packets come before clients.
+        self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
+        let pause = items.stopped.map_or(0, |stopped| inherited::now().saturating_sub(stopped));
+        self.counters.update(|servers| servers.upgrades.pause = pause);
         self.services.iter_mut().try_for_each(Service::listen)?;
         for start in later {
             start(self)?;
@@ -519,9 +535,10 @@ impl Supervisor {
         }
         log::info!(
             target: OPERATOR,
-            "upgrade: took over from process {} in {:.1} ms: {}",
+            "upgrade: took over from process {} in {:.1} ms, {:.1} ms after it stopped receiving: {}",
             inherited.id(),
             begun.elapsed().as_secs_f64() * 1e3,
+            pause as f64 / 1e6,
             restored.map_or_else(String::new, snapshot::told)
         );
         if restored.is_some_and(|restored| restored.default_dynamic > 0 || restored.unchecked)

@@ -4,10 +4,12 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 use super::machines::*;
+use super::upgrade::{self, Running};
 
 const OFFLOAD: &str = "[offload]\nrules = \"all\"\n";
 
@@ -425,6 +427,53 @@ fn ipv6_is_offloaded() {
         assert!(flow.is_quiet());
         assert!(offload(&engine, "forwarded_packets") >= 100, "{}", engine.json("show offload --json"));
         assert_eq!(rule(&engine, 400).0, 120);
+        engine.stop();
+    });
+}
+
+/// The kernel forwards the flow's packets.
+fn is_offloaded(engine: &Engine, flow: &Flow, numbers: &mut std::ops::RangeFrom<u32>) {
+    until(|| {
+        flow.exchange(numbers.next().unwrap());
+        offload(engine, "entries") == 2
+    });
+    let before = offload(engine, "forwarded_packets");
+    numbers.take(100).for_each(|number| flow.exchange(number));
+    let after = offload(engine, "forwarded_packets");
+    assert!(after >= before + 190, "{before} became {after}");
+}
+
+/// An upgraded engine offloads flows anew. One that fails leaves the flows of the engine before as they were.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn flows_are_offloaded_after_an_upgrade() {
+    within(|| {
+        let (left, right) = machines();
+        let files = files("", FIXED);
+        let directory = files.path();
+        let towpath = env!("CARGO_BIN_EXE_towpath");
+        let good = upgrade::script(directory, "good", &format!("exec {towpath} \"$@\""));
+        let ends = upgrade::script(directory, "ends", "exit 3");
+        let config =
+            format!("{BRIDGE}{OFFLOAD}[engine]\nupgrade = [\"{good}\", \"{ends}\"]\nupgrade-time = 60\n");
+        std::fs::write(directory.join("t.toml"), config).unwrap();
+        let mut engine = Running::start(directory);
+        let (flow, mut numbers) = (Flow::new(&left, &right, 5001), 0..);
+        is_offloaded(&engine.first, &flow, &mut numbers);
+        assert!(!engine.first.ctl(&format!("upgrade {ends}")).status.success());
+        is_offloaded(&engine.first, &flow, &mut numbers);
+        // Killed when it carries packets: the engine before takes over again.
+        let _ = upgrade::started(directory);
+        let said = engine.first.ctl("upgrade --json");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        kill_process(upgrade::started(directory), Signal::KILL).unwrap();
+        until(|| engine.first.ctl("show stats").status.success());
+        is_offloaded(&engine.first, &flow, &mut numbers);
+        for _ in 0..2 {
+            engine.upgrade();
+            is_offloaded(&engine.first, &flow, &mut numbers);
+        }
+        assert!(flow.is_quiet());
         engine.stop();
     });
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -137,7 +137,7 @@ impl Load {
         });
         let receivers = receivers.collect();
         let (over, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
-        let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
+        let client = left.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
         let sender = thread::spawn(move || {
             while !over.load(Ordering::Relaxed) {
                 // A ring of 128 blocks has room for 640 ms: a block ends 1 ms after its first packet. Another test may have the processors.
