@@ -7,7 +7,7 @@
 use std::fmt;
 
 use towpath_gate::state::Flow;
-use towpath_gate::{Dir, FixedWalk, NoOffload, PortId, Walk, Walker, flow_frame};
+use towpath_gate::{Dir, FixedWalk, FlowPass, NoOffload, PortId, Walk, Walker, flow_frame};
 use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::forward::may_be_forwarded;
@@ -71,7 +71,8 @@ impl fmt::Display for NoPath {
     }
 }
 
-/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port.
+/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port. `passes` are the
+/// inspectors' verdicts for flows.
 ///
 /// # Errors
 ///
@@ -82,6 +83,7 @@ pub fn flow_path(
     flow: &Flow,
     arrival: PortId,
     now: Time,
+    passes: &FlowPass<'_>,
 ) -> Result<FlowPath, NoPath> {
     let frame = flow_frame(flow);
     let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32)
@@ -93,7 +95,7 @@ pub fn flow_path(
     let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
     let mut fixed = FixedWalk::default();
     let mut walk = Walk::new(Dir::In, Some(arrival), None);
-    walker.fixed_walk(&mut walk, &packet, now, &mut fixed)?;
+    walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
     let (egress, next_hop, walk_out) = match mode {
         ForwardMode::Bridge { xmit, walk_out } => (xmit, None, walk_out),
         ForwardMode::Router => {
@@ -110,7 +112,7 @@ pub fn flow_path(
     };
     if walk_out {
         walk.leave(egress);
-        walker.fixed_walk(&mut walk, &packet, now, &mut fixed)?;
+        walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
     }
     Ok(FlowPath { walk: fixed, egress, next_hop })
 }

@@ -365,6 +365,9 @@ impl Supervisor {
             let mut engine = Engine::live(io, walker, topology.clone(), queues, unserved);
             engine.set_reorder_limits(config.engine.reorder);
             engine.set_log_drops(config.engine.log_drops);
+            if let Some(offload) = ruleset.offload() {
+                engine.set_verdict_feed(offload.verdict_feed());
+            }
             let parts = Parts {
                 engine,
                 ports,
