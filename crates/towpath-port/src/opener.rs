@@ -22,7 +22,7 @@ pub enum Object {
     /// `af_packet` with offload: the maps of flows (CAP_BPF), which all ports of a process share. Five descriptors.
     FlowMap,
     /// `af_packet` with offload: the programs for flows (CAP_NET_ADMIN, CAP_BPF). The link of the program at the ingress hook, and the
-    /// filter of the sockets.
+    /// filter of the sockets; the link again if it is pinned.
     FlowProgram,
     /// `af_xdp`: an XDP socket (CAP_NET_RAW). Binding it and registering its memory need no privilege.
     XdpSocket,

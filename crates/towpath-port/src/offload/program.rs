@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::Map;
@@ -11,7 +12,8 @@ use aya::programs::{ProgramFd, SchedClassifier, SocketFilter};
 use aya::{Ebpf, EbpfLoader};
 
 use crate::host_filter::{Actions, Filter};
-use crate::sys;
+use crate::offload::Flows;
+use crate::{pins, sys};
 
 /// BPF_PROG_TYPE_SOCKET_FILTER, BPF_TCX_INGRESS, BPF_F_BEFORE (linux/bpf.h).
 const PROG_SOCKET_FILTER: u32 = 1;
@@ -40,10 +42,11 @@ pub(crate) fn load(entries: u32) -> io::Result<Vec<OwnedFd>> {
 
 /// Attaches the program for flows at the ingress hook of the interface `index`, before other programs, and returns its link and the
 /// filter for the sockets. The sockets do not receive what `host` keeps from them; `header` and `me` as for
-/// [`Filter::compile`].
+/// [`Filter::compile`]. If the entries outlive the process, the link is pinned at `pin` and returned again; without a BPF file system it
+/// is not.
 pub(crate) fn attach(
-    entries: u32,
-    index: u32,
+    Flows { entries, outlive }: Flows,
+    (index, pin): (u32, &Path),
     host: Option<(&Filter, Actions, &[std::net::IpAddr])>,
 ) -> io::Result<Vec<OwnedFd>> {
     with(entries, |loaded| {
@@ -54,8 +57,12 @@ pub(crate) fn attach(
             }
             None => loaded.filter.try_clone()?,
         };
+        // Never two programs, each with its own entries.
+        let _ = pins::remove(pin);
         let link = sys::bpf_link(loaded.redirect.as_fd(), index, TCX_INGRESS, BEFORE)?;
-        Ok(vec![link, filter])
+        let pinned = outlive && pins::replace(pin, link.as_fd()).is_ok();
+        let again = pinned.then(|| link.try_clone()).transpose()?;
+        Ok([link, filter].into_iter().chain(again).collect())
     })
 }
 

@@ -7,6 +7,7 @@ use crate::netns::{Host, ip, until, veth, within};
 use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
 
 const ENTRIES: u32 = 64;
+const FLOWS: Flows = Flows { entries: ENTRIES, outlive: false };
 
 fn key(ifindex: u32, port: u16) -> FlowKey {
     FlowKey {
@@ -56,7 +57,7 @@ fn world() -> World {
     ip("link set r0 address 02:00:00:00:00:02");
     left.take("l0", "10.0.0.1/24");
     right.take("r0", "10.0.0.2/24");
-    let config = |name: &str| af_packet::Config { flows: Some(ENTRIES), ..af_packet::Config::new(name) };
+    let config = |name: &str| af_packet::Config { flows: Some(FLOWS), ..af_packet::Config::new(name) };
     let opener = Opener::local(&config("wan"));
     let map = FlowMap::open(&opener, ENTRIES).unwrap();
     map.set_epoch(|_| 7);
@@ -175,7 +176,7 @@ fn the_host_filter_comes_first() {
         ip("addr add 10.0.0.254/24 dev wan");
         let host = crate::host_filter::Filter::parse(["arp", "udp from any to me 7"]).unwrap();
         let kernel = af_packet::Kernel::Excluded { host, closed: false, stated: true };
-        let config = af_packet::Config { flows: Some(ENTRIES), kernel, ..af_packet::Config::new("wan") };
+        let config = af_packet::Config { flows: Some(FLOWS), kernel, ..af_packet::Config::new("wan") };
         let map = FlowMap::open(&Opener::local(&config), ENTRIES).unwrap();
         let mut ports = config.open("wan", 1, &Opener::local(&config)).unwrap();
         let own = std::net::UdpSocket::bind("10.0.0.254:7").unwrap();

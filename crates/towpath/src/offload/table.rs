@@ -3,8 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use towpath_engine::flow_verdict;
 use towpath_engine::offload::{FlowPath, NoPath, flow_path};
 use towpath_engine::router::{Directory, NextHop};
 use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
@@ -62,7 +63,7 @@ struct Waiting {
     state: StateKey,
     due: Instant,
     /// The time until it is looked at again, doubled each time.
-    pause: std::time::Duration,
+    pause: Duration,
 }
 
 /// See the module documentation.
@@ -154,6 +155,7 @@ impl Table {
 
     /// Does a bounded part of the work that is due. Returns true if more is expected soon.
     pub(super) fn step(&mut self, now: Instant) -> bool {
+        self.map.beat();
         self.walker.catch_up();
         if self.links.changed() && self.read_links() {
             self.map.set_epoch(|epoch| {
@@ -529,6 +531,9 @@ impl Table {
         self.entries.insert(key, entry);
         if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
             self.remove(&key, Instant::now());
+        } else if self.config.outlive {
+            let at = self.now();
+            self.outlive(&key, at);
         }
     }
 
@@ -597,7 +602,29 @@ impl Table {
     /// Returns false if a state of the entry has ended, or a SYN has ended the entry.
     fn drain_entry(&mut self, key: &FlowKey, at: Time) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return true };
-        settle(&self.map, &mut self.walker, entry, at)
+        let before = entry.seen.packets;
+        let live = settle(&self.map, &mut self.walker, entry, at);
+        if self.config.outlive && entry.seen.packets != before {
+            self.outlive(key, at);
+        }
+        live
+    }
+
+    /// A packet has refreshed the flow of an entry: the entries of both directions would stay so long without an engine.
+    fn outlive(&mut self, key: &FlowKey, at: Time) {
+        let Some(entry) = self.entries.get(key) else { return };
+        let states = self.walker.states_mut();
+        let left = entry.states.iter().map(|hit| {
+            let state = states.listed(&hit.flow, Lookup::Named(hit.name), at);
+            state.map_or(Duration::ZERO, |state| state.remaining)
+        });
+        let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
+        let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
+        for key in both.into_iter().flatten().chain([key]) {
+            if let Some(entry) = self.entries.get(key) {
+                self.map.outlive(entry.slot, lifetime);
+            }
+        }
     }
 
     /// Applies the RST of an entry to its states. The engine has received the packet, and has compared it with acknowledgement numbers

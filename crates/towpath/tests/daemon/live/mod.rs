@@ -12,6 +12,7 @@ pub(crate) mod machines;
 mod mux_upgrade;
 mod nfqueue;
 mod offload;
+mod offload_fail;
 mod offload_verdicts;
 mod restarts;
 mod router;

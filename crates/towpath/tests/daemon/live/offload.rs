@@ -28,7 +28,7 @@ pub(super) fn offload(engine: &Engine, name: &str) -> u64 {
 }
 
 /// Waits until there are `count` entries.
-fn entries(engine: &Engine, count: u64) {
+pub(super) fn entries(engine: &Engine, count: u64) {
     until(|| offload(engine, "entries") == count);
 }
 
