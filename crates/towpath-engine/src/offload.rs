@@ -37,7 +37,7 @@ pub enum NoPath {
     Local,
     /// No route leads to the destination, or its next hop is not known.
     NoRoute,
-    /// The frames have a VLAN tag.
+    /// The frames have a VLAN tag, and the port routes.
     Tagged,
     /// The port that receives the packets is not recorded, or is not an `af_packet` port.
     Port,
@@ -62,7 +62,7 @@ impl fmt::Display for NoPath {
             Self::NotForwarded => "the port's packets do not leave by another port",
             Self::Local => "its destination is the router or its own link",
             Self::NoRoute => "its next hop is not known",
-            Self::Tagged => "its frames have a VLAN tag",
+            Self::Tagged => "its frames have a VLAN tag, and its port routes",
             Self::Port => "only af_packet ports offload flows",
             Self::Down => "an interface is down",
             Self::NotEstablished => "its connection is not established",
@@ -89,10 +89,10 @@ pub fn flow_path(
     let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32)
         .map_err(|_| NoPath::Rules(NoOffload::Protocol))?;
     let (_, vlan) = topology.interface_of(arrival).ok_or(NoPath::Port)?;
-    if vlan.is_some() {
+    let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
+    if vlan.is_some() && !matches!(mode, ForwardMode::Bridge { .. }) {
         return Err(NoPath::Tagged);
     }
-    let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
     let mut fixed = FixedWalk::default();
     let mut walk = Walk::new(Dir::In, Some(arrival), None);
     walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;

@@ -82,6 +82,8 @@ struct slot {
 };
 
 #define ROUTE 1
+/* Also for frames with a VLAN tag: the engine treats all tags alike. They keep it. */
+#define ANY_VLAN 2
 
 /* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
 #define SILENCE 100000000ULL
@@ -247,7 +249,12 @@ static __always_inline int decide(struct __sk_buff *skb, struct decision *to, __
 	key.src_port = upper.src_port;
 	key.dst_port = upper.dst_port;
 
-	__u32 *index = bpf_map_lookup_elem(&flows, &key);
+	__u32 *index = bpf_map_lookup_elem(&flows, &key), tagged = 0;
+	if (!index && key.vlan) {
+		tagged = 1;
+		key.vlan = 0;
+		index = bpf_map_lookup_elem(&flows, &key);
+	}
 	if (!index) {
 		count(NO_ENTRY, 1);
 		return 0;
@@ -257,6 +264,10 @@ static __always_inline int decide(struct __sk_buff *skb, struct decision *to, __
 	__u64 *current = bpf_map_lookup_elem(&epoch, &zero);
 	if (!slot || !current)
 		return 0;
+	if (tagged && !(slot->flags & ANY_VLAN)) {
+		count(NO_ENTRY, 1);
+		return 0;
+	}
 	if (slot->epoch != *current || !slot->epoch) {
 		count(STALE, 1);
 		return 0;

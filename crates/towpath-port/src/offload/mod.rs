@@ -49,8 +49,9 @@ const PACKETS: usize = 8;
 const BYTES: usize = 9;
 const ACK: usize = 10;
 const RST: usize = 11;
-/// `ROUTE` of the C source.
+/// `ROUTE` and `ANY_VLAN` of the C source.
 const ROUTE: u32 = 1;
+const ANY_VLAN: u32 = 2;
 /// Entries of `stats`.
 const STATS: u32 = 9;
 /// Most entries.
@@ -120,6 +121,8 @@ pub struct Redirect {
     pub ifindex: u32,
     /// Its MTU.
     pub mtu: u32,
+    /// Also frames with a VLAN tag, which they keep. For keys without a VLAN.
+    pub any_vlan: bool,
     /// Of a routed packet: the new Ethernet addresses, destination and source. Its hop limit is decremented.
     pub route: Option<([u8; 6], [u8; 6])>,
 }
@@ -323,9 +326,9 @@ impl FlowMap {
 }
 
 /// The words that a redirect sets, with their positions.
-fn redirect_words(Redirect { ifindex, mtu, route }: Redirect) -> [(usize, u64); 3] {
+fn redirect_words(Redirect { ifindex, mtu, any_vlan, route }: Redirect) -> [(usize, u64); 3] {
     let (to, from) = route.unwrap_or_default();
-    let flags = if route.is_some() { ROUTE } else { 0 };
+    let flags = if route.is_some() { ROUTE } else { 0 } | if any_vlan { ANY_VLAN } else { 0 };
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&flags.to_ne_bytes());
     bytes[4..10].copy_from_slice(&to);

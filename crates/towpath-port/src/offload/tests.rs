@@ -102,7 +102,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
                     .unwrap();
             });
         };
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
         map.write(3, redirect, 7);
         let (written, result) = map.insert(&[(key(from.ifindex, 7), 3)]);
         assert!(result.is_ok() && written == 1);
@@ -153,7 +153,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
 fn a_full_map_refuses_entries() {
     within(|| {
         let World { map, links: [from, to], .. } = world();
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
         let entries: Vec<_> =
             (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
         (0..ENTRIES).for_each(|slot| map.write(slot, redirect, 7));

@@ -484,7 +484,9 @@ impl Table {
             vlan,
             proto: flow.proto,
         };
-        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, route }, neighbor))
+        // A bridge forwards all tags alike if none has a port of its own.
+        let any_vlan = route.is_none() && !self.topology.has_vlans(interface);
+        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, route }, neighbor))
     }
 
     fn insert(

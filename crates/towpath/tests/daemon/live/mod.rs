@@ -14,6 +14,7 @@ mod nfqueue;
 mod offload;
 mod offload_fail;
 mod offload_verdicts;
+mod offload_vlan;
 mod restarts;
 mod router;
 mod services;
