@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use towpath_port::netns::{until, within};
 
 use super::machines::*;
-use super::offload::{Flow, entries};
+use super::offload::{Flow, entries, offload};
 
 const RULES: &str = "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any 5001 recv wan keep-state\n";
 
@@ -58,6 +58,59 @@ impl Numbered {
 
 /// Without an engine, what does not arrive at once does not arrive.
 const SHORT: Duration = Duration::from_millis(200);
+
+/// With `fail = "open"`, the kernel forwards the flow until its lifetime ends, and no other one. The next engine takes over; no packet has
+/// two paths.
+#[towpath_testenv::needs(netns, tcx, bpffs)]
+#[test]
+fn offloaded_flows_outlive_a_killed_engine() {
+    within(|| {
+        let (left, right) = machines();
+        let config = format!("{BRIDGE}[settings]\ndyn_udp_lifetime = 300\n[offload]\nrules = \"all\"\n");
+        let files = files(&config, RULES);
+        let engine = Engine::start(files.path());
+        let [mut flow, mut other] = [5001, 5002].map(|port| Numbered::new(Flow::new(&left, &right, port)));
+        flow.goes_on();
+        entries(&engine, 2);
+        flow.goes_on();
+        assert!(offload(&engine, "forwarded_packets") >= 200);
+        kill(engine);
+        flow.goes_on();
+        assert!(!other.passes(SHORT));
+        // An engine begins while the kernel forwards.
+        let engine = Engine::start(files.path());
+        flow.goes_on();
+        entries(&engine, 2);
+        engine.stop();
+        assert!(!flow.passes(SHORT), "an engine that stops ends its entries");
+        // An engine without offload removes the program.
+        kill(Engine::start(files.path()));
+        let pin = towpath_port::pins::path_of_flows("wan");
+        assert!(pin.exists());
+        std::fs::write(files.path().join("t.toml"), BRIDGE).unwrap();
+        Engine::start(files.path()).stop();
+        assert!(!pin.exists());
+    });
+}
+
+/// The kernel forwards no packet after the lifetime of a flow.
+#[towpath_testenv::needs(netns, tcx, bpffs)]
+#[test]
+fn the_lifetime_of_a_flow_ends_without_an_engine() {
+    within(|| {
+        let (left, right) = machines();
+        let config = format!("{BRIDGE}[settings]\ndyn_udp_lifetime = 1\n[offload]\nrules = \"all\"\n");
+        let files = files(&config, RULES);
+        let engine = Engine::start(files.path());
+        let mut flow = Numbered::new(Flow::new(&left, &right, 5001));
+        until(|| flow.passes(SHORT) && offload(&engine, "entries") == 2);
+        kill(engine);
+        until(|| {
+            std::thread::sleep(Duration::from_millis(1100));
+            !flow.passes(SHORT)
+        });
+    });
+}
 
 /// With `fail = "closed"`, the flow ends with the engine.
 #[towpath_testenv::needs(netns, tcx)]
