@@ -19,7 +19,7 @@ use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect}
 use towpath_wire::{Time, proto};
 
 use super::reasons::{is_established, is_transient, may_change};
-use super::verdicts::Verdicts;
+use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
 use crate::config;
 
@@ -685,11 +685,6 @@ fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bo
         entry.verdicts.iter().for_each(|verdict| verdict.saw(at));
     }
     live && counts.in_use && entry.verdicts.iter().all(|verdict| verdict.applies(at))
-}
-
-/// The same verdicts in the same order.
-fn are_same(one: &[Arc<SharedVerdict>], other: &[Arc<SharedVerdict>]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 /// The states that an entry depends on: that for which it was written, and those of its lookups.

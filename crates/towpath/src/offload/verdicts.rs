@@ -104,3 +104,8 @@ impl Verdicts {
         });
     }
 }
+
+/// The same verdicts in the same order.
+pub(super) fn are_same(one: &[Arc<SharedVerdict>], other: &[Arc<SharedVerdict>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
+}
