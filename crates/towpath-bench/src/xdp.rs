@@ -1,5 +1,6 @@
 #![allow(unsafe_code)]
-//! XDP programs that pass every packet or redirect it to a socket, loaded and attached by bpf(2) without clang or object files.
+//! XDP programs that pass every packet or redirect it to a socket, and a tc program that redirects every packet to an interface. They are
+//! loaded and attached by bpf(2) without clang or object files.
 //!
 //! References: bpf(2); include/uapi/linux/bpf.h, `union bpf_attr` for BPF_PROG_LOAD and BPF_LINK_CREATE.
 
@@ -14,6 +15,8 @@ const BPF_PROG_LOAD: i64 = 5;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+const BPF_TCX_INGRESS: u32 = 46;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 /// The program supports fragments. veth requires it for an MTU above a page.
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
@@ -23,6 +26,8 @@ const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 
 /// `r0 = XDP_PASS; exit`.
 const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
+/// `r0 = XDP_DROP; exit`.
+const DROP: [u64; 2] = [0x0000_0001_0000_00b7, 0x0000_0000_0000_0095];
 
 /// The first fields of `union bpf_attr` for BPF_PROG_LOAD; the kernel treats the others as zero.
 #[repr(C)]
@@ -65,7 +70,25 @@ struct LinkCreate {
 
 /// Attaches a native XDP program that passes every packet received on `device`, until the returned link is closed.
 pub(crate) fn pass(device: &str) -> Result<OwnedFd> {
-    attach(device, &PASS, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_DRV_MODE)
+    attach((BPF_PROG_TYPE_XDP, BPF_XDP), device, &PASS, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_DRV_MODE)
+}
+
+/// Redirects every packet received on `from` to `to` by a tc program (tcx, Linux 6.6), until the returned link is closed.
+pub(crate) fn redirect_to(from: &str, to: &str) -> Result<OwnedFd> {
+    let to = u64::from(index(to)?);
+    // r1 = to; r2 = 0; call bpf_redirect (23); exit.
+    let program = [to << 32 | 0x01b7, 0x02b7, 23 << 32 | 0x85, 0x95];
+    attach((BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_INGRESS), from, &program, 0, 0)
+}
+
+fn index(device: &str) -> Result<u32> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    Ok(rustix::net::netdevice::name_to_index(&socket, device)?)
+}
+
+/// Drops every packet received on `device` by a generic XDP program, until the returned link is closed.
+pub(crate) fn drop_all(device: &str) -> Result<OwnedFd> {
+    attach((BPF_PROG_TYPE_XDP, BPF_XDP), device, &DROP, 0, XDP_FLAGS_SKB_MODE)
 }
 
 /// Redirects packets received on queue 0 of `device` to `socket` by a generic XDP program, until the returned link is closed.
@@ -90,13 +113,19 @@ pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
     let map = u64::from(map.as_raw_fd() as u32);
     // r2 = 0; r1 = map (in two halves); r3 = XDP_PASS; call bpf_redirect_map (51); exit.
     let program = [0x02b7, map << 32 | 0x1118, 0, 0x0000_0002_0000_03b7, 51 << 32 | 0x85, 0x95];
-    attach(device, &program, 0, XDP_FLAGS_SKB_MODE)
+    attach((BPF_PROG_TYPE_XDP, BPF_XDP), device, &program, 0, XDP_FLAGS_SKB_MODE)
 }
 
-fn attach(device: &str, code: &[u64], flags: u32, mode: u32) -> Result<OwnedFd> {
+fn attach(
+    (prog_type, attach_type): (u32, u32),
+    device: &str,
+    code: &[u64],
+    flags: u32,
+    mode: u32,
+) -> Result<OwnedFd> {
     let license = c"MIT";
     let load = Load {
-        prog_type: BPF_PROG_TYPE_XDP,
+        prog_type,
         insn_cnt: code.len() as u32,
         insns: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
@@ -106,12 +135,10 @@ fn attach(device: &str, code: &[u64], flags: u32, mode: u32) -> Result<OwnedFd> 
         kern_version: 0,
         prog_flags: flags,
     };
-    let program = bpf(BPF_PROG_LOAD, &load).context("loading an XDP program")?;
-    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
-    let target_ifindex = rustix::net::netdevice::name_to_index(&socket, device)?;
-    let link =
-        LinkCreate { prog_fd: program.as_raw_fd() as u32, target_ifindex, attach_type: BPF_XDP, flags: mode };
-    bpf(BPF_LINK_CREATE, &link).with_context(|| format!("attaching an XDP program to {device}"))
+    let program = bpf(BPF_PROG_LOAD, &load).context("loading a BPF program")?;
+    let target_ifindex = index(device)?;
+    let link = LinkCreate { prog_fd: program.as_raw_fd() as u32, target_ifindex, attach_type, flags: mode };
+    bpf(BPF_LINK_CREATE, &link).with_context(|| format!("attaching a BPF program to {device}"))
 }
 
 fn bpf<T>(command: i64, attr: &T) -> io::Result<OwnedFd> {

@@ -29,6 +29,7 @@ use crate::router::Fib;
 use crate::topology::Topology;
 use crate::totals::{ConversationStats, ReplyStats, Totals};
 use crate::trace::Traces;
+use crate::verdict_feed::VerdictFeed;
 use crate::verdicts::VerdictBatch;
 
 /// The result of a run.
@@ -59,6 +60,8 @@ pub struct Engine<E: PacketIo> {
     /// With the port that a fragment came in by.
     pub(crate) reassembler: Reassembler<(PortId, Meta)>,
     pub(crate) verdicts: VerdictBatch,
+    /// Of an engine whose kernel forwards flows.
+    pub(crate) feed: Option<VerdictFeed>,
     pub(crate) injected: InjectBatch,
     pub(crate) clock: Clock,
     pub(crate) conversations: Conversations,
@@ -136,6 +139,7 @@ impl<E: PacketIo> Engine<E> {
             burst: None,
             reassembler: Reassembler::new(),
             verdicts: VerdictBatch::default(),
+            feed: None,
             injected: InjectBatch::default(),
             clock: Clock::new(live),
             conversations: Conversations::default(),
@@ -152,6 +156,11 @@ impl<E: PacketIo> Engine<E> {
     /// Sets the bounds of the reorder buffer. Packets that exceed them stay until they are decided.
     pub fn set_reorder_limits(&mut self, limits: Limits) {
         self.reorder.shares_mut().set_limits(limits);
+    }
+
+    /// Announces verdicts for flows to flow offload.
+    pub fn set_verdict_feed(&mut self, feed: VerdictFeed) {
+        self.feed = Some(feed);
     }
 
     /// Processes a burst. On return, each packet is decided, or an inspector has it. The engine copies packets that wait.

@@ -11,6 +11,10 @@
 //!
 //! Two generations bound the cache without a list. A flow with a packet moves to the young generation. If that is full, the
 //! old generation is dropped, and the young one becomes the old one.
+//!
+//! With flow offload, a verdict is also known to the thread that decides which flows the kernel forwards ([`verdict_feed`](crate::verdict_feed)).
+//! Packets that the kernel forwards refresh it. If the old generation has flows that the kernel has forwarded packets of since the last
+//! time, these move to the young generation first, up to half of it.
 
 use std::collections::HashMap;
 
@@ -18,6 +22,8 @@ use towpath_gate::state::{Ends, Flow};
 use towpath_metrics::metrics;
 use towpath_ring::Verdict;
 use towpath_wire::Time;
+
+use crate::verdict_feed::{Origin, OwnVerdict};
 
 /// Idle time in nanoseconds after which a verdict ends: the lifetime of ipfw's established states (`dyn_ack_lifetime`).
 pub const IDLE: u64 = 300_000_000_000;
@@ -56,13 +62,24 @@ pub struct FlowVerdictCache {
     young: HashMap<Flow, Entry>,
     old: HashMap<Flow, Entry>,
     generation: usize,
+    /// When the old generation was the young one for the last time.
+    aged: Time,
     stats: Stats,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Entry {
     verdict: FlowVerdict,
     seen: Time,
+    /// Once it is announced to flow offload.
+    own: Option<OwnVerdict>,
+}
+
+impl Entry {
+    /// The time of the last packet.
+    fn seen(&self) -> Time {
+        self.own.as_ref().map_or(self.seen, |own| own.seen().max(self.seen))
+    }
 }
 
 impl Default for FlowVerdictCache {
@@ -78,6 +95,7 @@ impl FlowVerdictCache {
             young: HashMap::new(),
             old: HashMap::new(),
             generation: (flows / 2).max(1),
+            aged: Time::default(),
             stats: Stats::default(),
         }
     }
@@ -99,10 +117,21 @@ impl FlowVerdictCache {
 
     /// The verdict for the flow of a packet at `now`. `new`: the packet begins a connection.
     pub fn find(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
-        let key = key(flow);
+        self.find_and_announce(flow, new, now, None)
+    }
+
+    /// As [`find`](Self::find). The verdict is announced if `origin` is present: no packet of the flow waits.
+    pub(crate) fn find_and_announce(
+        &mut self,
+        flow: &Flow,
+        new: bool,
+        now: Time,
+        origin: Option<Origin<'_>>,
+    ) -> Option<FlowVerdict> {
+        let key = symmetric(flow);
         let in_old = !self.young.contains_key(&key);
         let entry = if in_old { self.old.get_mut(&key) } else { self.young.get_mut(&key) }?;
-        if new || now.since(entry.seen).as_nanos() >= u128::from(IDLE) {
+        if new || now.since(entry.seen()).as_nanos() >= u128::from(IDLE) {
             self.stats.expired += 1;
             if in_old {
                 self.old.remove(&key)
@@ -112,20 +141,43 @@ impl FlowVerdictCache {
             return None;
         }
         entry.seen = now;
-        let entry = *entry;
-        if in_old {
-            self.old.remove(&key);
-            self.keep(key, entry);
+        if let Some(origin) = origin {
+            origin.announce(&mut entry.own, (flow, key == *flow), &entry.verdict, now);
         }
-        Some(entry.verdict)
+        if let Some(own) = &entry.own {
+            own.saw(now);
+        }
+        let verdict = entry.verdict;
+        if in_old && let Some(entry) = self.old.remove(&key) {
+            self.keep(key, entry, now);
+        }
+        Some(verdict)
     }
 
     /// Sets the verdict for a flow.
     pub fn insert(&mut self, flow: &Flow, verdict: FlowVerdict, now: Time) {
-        let key = key(flow);
-        self.old.remove(&key);
+        self.insert_and_announce(flow, verdict, now, None);
+    }
+
+    /// As [`insert`](Self::insert). A verdict that does not pass is announced if `origin` is present.
+    pub(crate) fn insert_and_announce(
+        &mut self,
+        flow: &Flow,
+        verdict: FlowVerdict,
+        now: Time,
+        origin: Option<Origin<'_>>,
+    ) {
+        let key = symmetric(flow);
         self.stats.given += 1;
-        self.keep(key, Entry { verdict, seen: now });
+        let earlier = self.old.remove(&key).or_else(|| self.young.remove(&key));
+        let own = match earlier {
+            // The same again: its entries go on.
+            Some(Entry { verdict: before, own, .. }) if before == verdict => own,
+            _ => origin
+                .filter(|_| verdict.verdict != Verdict::Pass)
+                .map(|origin| origin.announce_block(flow, &verdict, now)),
+        };
+        self.keep(key, Entry { verdict, seen: now, own }, now);
     }
 
     /// Removes the verdicts of the inspector on `channel`.
@@ -139,18 +191,29 @@ impl FlowVerdictCache {
         self.old.retain(|_, entry| keep(&entry.verdict));
     }
 
-    fn keep(&mut self, key: Flow, entry: Entry) {
+    fn keep(&mut self, key: Flow, entry: Entry, now: Time) {
         if self.young.len() >= self.generation && !self.young.contains_key(&key) {
-            std::mem::swap(&mut self.young, &mut self.old);
-            self.stats.evicted += self.young.len() as u64;
-            self.young.clear();
+            self.age(now);
         }
         self.young.insert(key, entry);
     }
+
+    /// The young generation becomes the old one, which is dropped.
+    fn age(&mut self, now: Time) {
+        std::mem::swap(&mut self.young, &mut self.old);
+        let (aged, mut room) = (std::mem::replace(&mut self.aged, now), self.generation / 2);
+        let before = self.young.len();
+        self.young.retain(|_, entry| {
+            let stays = room > 0 && entry.own.as_ref().is_some_and(|own| own.seen() > aged);
+            room -= usize::from(stays);
+            stays
+        });
+        self.stats.evicted += (before - self.young.len()) as u64;
+    }
 }
 
-/// A key that is the same for both directions of a flow.
-fn key(flow: &Flow) -> Flow {
+/// The flow in the one of its directions that stands for both.
+pub fn symmetric(flow: &Flow) -> Flow {
     let backwards = match flow.ends {
         Ends::V4(src, dst) => (src, flow.src_port) > (dst, flow.dst_port),
         Ends::V6(src, dst, _) => (src, flow.src_port) > (dst, flow.dst_port),

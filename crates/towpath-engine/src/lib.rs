@@ -111,6 +111,7 @@ mod tests;
 mod topology;
 mod totals;
 mod trace;
+pub mod verdict_feed;
 mod verdicts;
 
 pub use drop_log::LogDrops;

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use towpath_gate::state::Flow;
-use towpath_gate::{Dir, FixedWalk, NoOffload, PortId, Walk, Walker, flow_frame};
+use towpath_gate::{Dir, FixedWalk, FlowPass, NoOffload, PortId, Walk, Walker, flow_frame};
 use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::forward::may_be_forwarded;
@@ -37,7 +37,7 @@ pub enum NoPath {
     Local,
     /// No route leads to the destination, or its next hop is not known.
     NoRoute,
-    /// The frames have a VLAN tag.
+    /// The frames have a VLAN tag, and the port routes.
     Tagged,
     /// The port that receives the packets is not recorded, or is not an `af_packet` port.
     Port,
@@ -62,7 +62,7 @@ impl fmt::Display for NoPath {
             Self::NotForwarded => "the port's packets do not leave by another port",
             Self::Local => "its destination is the router or its own link",
             Self::NoRoute => "its next hop is not known",
-            Self::Tagged => "its frames have a VLAN tag",
+            Self::Tagged => "its frames have a VLAN tag, and its port routes",
             Self::Port => "only af_packet ports offload flows",
             Self::Down => "an interface is down",
             Self::NotEstablished => "its connection is not established",
@@ -71,7 +71,8 @@ impl fmt::Display for NoPath {
     }
 }
 
-/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port.
+/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port. `passes` are the
+/// inspectors' verdicts for flows.
 ///
 /// # Errors
 ///
@@ -82,18 +83,19 @@ pub fn flow_path(
     flow: &Flow,
     arrival: PortId,
     now: Time,
+    passes: &FlowPass<'_>,
 ) -> Result<FlowPath, NoPath> {
     let frame = flow_frame(flow);
     let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32)
         .map_err(|_| NoPath::Rules(NoOffload::Protocol))?;
     let (_, vlan) = topology.interface_of(arrival).ok_or(NoPath::Port)?;
-    if vlan.is_some() {
+    let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
+    if vlan.is_some() && !matches!(mode, ForwardMode::Bridge { .. }) {
         return Err(NoPath::Tagged);
     }
-    let mode = topology.mode(arrival).ok_or(NoPath::Port)?;
     let mut fixed = FixedWalk::default();
     let mut walk = Walk::new(Dir::In, Some(arrival), None);
-    walker.fixed_walk(&mut walk, &packet, now, &mut fixed)?;
+    walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
     let (egress, next_hop, walk_out) = match mode {
         ForwardMode::Bridge { xmit, walk_out } => (xmit, None, walk_out),
         ForwardMode::Router => {
@@ -110,7 +112,7 @@ pub fn flow_path(
     };
     if walk_out {
         walk.leave(egress);
-        walker.fixed_walk(&mut walk, &packet, now, &mut fixed)?;
+        walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
     }
     Ok(FlowPath { walk: fixed, egress, next_hop })
 }

@@ -31,6 +31,7 @@ use crate::packet_io::PacketIo;
 use crate::queue::{Enqueue, Queue, QueueVerdict};
 use crate::reorder::{Account, PacketId};
 use crate::topology::ForwardMode;
+use crate::verdict_feed::Origin;
 use crate::verdicts::{Settlement, VerdictBatch};
 
 /// The result of offering a packet to its queue.
@@ -451,8 +452,12 @@ impl<E: PacketIo> Engine<E> {
         while let Next::Queue(number, kind @ (Handover::Inspect | Handover::Divert)) = next {
             let now = self.clock.now;
             let queue = self.queues.find(number).filter(|queue| queue.has_flow_verdicts());
-            let find =
-                |queue: &mut Queue<_>| queue.flow_verdict(&ctx.flow(packet)?, begins_connection(packet), now);
+            // A packet that an inspector sends is not received.
+            let feed = self.feed.as_ref().filter(|_| ctx.packets > 0 && self.reorder.is_clear(ctx.bucket()));
+            let origin = feed.map(|feed| Origin { feed, queue: number, arrival: ctx.arrival });
+            let find = |queue: &mut Queue<_>| {
+                queue.flow_verdict(&ctx.flow(packet)?, begins_connection(packet), now, origin)
+            };
             let Some(verdict) = queue.and_then(find) else { break };
             next = after_flow_verdict(verdict, (&mut self.walker, &self.io), packet, ctx, kind, now);
         }
@@ -468,7 +473,8 @@ impl<E: PacketIo> Engine<E> {
             return None;
         }
         let packet = parse(held, ctx, burst.as_ref()).ok()?;
-        let verdict = queue.flow_verdict(&ctx.flow(&packet)?, begins_connection(&packet), clock.now)?;
+        let flow = ctx.flow(&packet)?;
+        let verdict = queue.flow_verdict(&flow, begins_connection(&packet), clock.now, None)?;
         Some(after_flow_verdict(verdict, (walker, io), &packet, ctx, kind, clock.now))
     }
 }
@@ -507,7 +513,7 @@ impl<E: PacketIo> Engine<E> {
 
     /// Acts on the verdict for a packet that waits.
     fn settle(&mut self, id: PacketId, settlement: &Settlement, verdicts: &VerdictBatch) {
-        let Self { reorder, burst, queues, clock, .. } = self;
+        let Self { reorder, burst, queues, clock, feed, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         let queue = queues.get_mut(ctx.wait.queue);
         let (decision, channel) = match settlement.verdict {
@@ -537,7 +543,9 @@ impl<E: PacketIo> Engine<E> {
             && let Some(flow) = ctx.flow(&packet)
         {
             let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
-            queue.set_flow_verdict(&flow, verdict, clock.now);
+            let (number, arrival) = (queue.number(), ctx.arrival);
+            let origin = feed.as_ref().map(|feed| Origin { feed, queue: number, arrival });
+            queue.set_flow_verdict(&flow, verdict, clock.now, origin);
         }
         let next = match decision.verdict {
             Verdict::Pass => self.pass(id),

@@ -1,5 +1,6 @@
 //! Tests of a live engine with a simulated inspector. The inspector sees published frames only after `kick`.
 
+mod announced;
 mod chained;
 mod injected;
 mod isolation;

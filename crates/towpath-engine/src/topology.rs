@@ -172,6 +172,11 @@ impl Topology {
         })
     }
 
+    /// Returns true if packets of the interface arrive on a port that depends on their VLAN.
+    pub fn has_vlans(&self, interface: usize) -> bool {
+        self.interfaces.get(interface).is_some_and(|interface| !interface.by_vlan.is_empty())
+    }
+
     /// The port that packets of an interface arrive on, whose outermost VLAN is `vlan`.
     pub fn arrival(&self, interface: usize, vlan: Option<u16>) -> Option<PortId> {
         let interface = self.interfaces.get(interface)?;

@@ -7,6 +7,9 @@
  * and returns 0, so that the socket does not receive the frame. The tc program carries out the decision. Both run for one frame after
  * the other on one CPU, without another frame between them, so each frame is either received by the socket or redirected.
  *
+ * Without an engine there is no socket, and so no decision: then the tc program, whose link may be pinned, decides itself on entries that
+ * have not expired. It does so only if no filter has seen the frame and the engine's heartbeat is old, so that no frame has two paths.
+ *
  * An entry of `flows` names a slot of `slots`. The engine maps the slots into its memory: it reads counters and ends an entry without
  * a system call. It uses a slot again only a second after its entry ended, so a decision never refers to another flow's slot.
  *
@@ -44,6 +47,7 @@ static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __
 	(void *)BPF_FUNC_skb_store_bytes;
 static long (*bpf_l3_csum_replace)(void *skb, __u32 offset, __u64 from, __u64 to, __u64 size) =
 	(void *)BPF_FUNC_l3_csum_replace;
+static __u64 (*bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redirect;
 
 /* The layout of src/offload/mod.rs. Multi-byte fields of packets are in network byte order. */
@@ -65,7 +69,9 @@ struct slot {
 	__u32 mtu;
 	__u32 flags;
 	__u8 macs[12]; /* of a route: destination, source */
-	__u8 unused[32];
+	__u64 deadline; /* without an engine: the entry's end on CLOCK_MONOTONIC; 0: it ends with the engine */
+	__u64 lifetime; /* the time from a packet to the deadline */
+	__u8 unused[16];
 	__u64 packets;
 	__u64 bytes;
 	__u32 ack; /* the last TCP acknowledgement number */
@@ -76,11 +82,19 @@ struct slot {
 };
 
 #define ROUTE 1
+/* Also for frames with a VLAN tag: the engine treats all tags alike. They keep it. */
+#define ANY_VLAN 2
+
+/* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
+#define SILENCE 100000000ULL
+/* The lifetime after an RST without an engine. */
+#define AFTER_RST 1000000000ULL
 
 /* The indices of `stats`, in the order of `Reason` of src/offload/mod.rs. */
 enum { HIT, HIT_BYTES, NO_ENTRY, STALE, CONTROL, NOT_PLAIN, TTL, MTU, OTHER_HOST, STATS };
 
 struct decision {
+	__u32 seen; /* a filter has seen the frame */
 	__u32 slot; /* plus one; 0: the socket receives the frame */
 	__u32 ifindex;
 	__u32 len;
@@ -105,10 +119,10 @@ struct {
 	__type(value, struct slot);
 } slots SEC(".maps");
 
-/* The current epoch: entries of another one have ended. */
+/* The current epoch: entries of another one have ended. Then the engine's heartbeat, a time of CLOCK_MONOTONIC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);
@@ -170,8 +184,11 @@ struct upper {
 	__u16 window, checksum, urgent;
 };
 
-/* Decides on a frame. Returns true if it is redirected. The conditions on a plain packet are those of towpath-wire, plain(). */
-static __always_inline int decide(struct __sk_buff *skb, struct decision *to)
+/*
+ * Decides on a frame. Returns true if it is redirected. The conditions on a plain packet are those of towpath-wire, plain(). Without an
+ * engine (`now` is the time, otherwise 0), the entries have a deadline, and a connection may end.
+ */
+static __always_inline int decide(struct __sk_buff *skb, struct decision *to, __u64 now)
 {
 	struct key key = {};
 	struct upper upper = {};
@@ -232,7 +249,12 @@ static __always_inline int decide(struct __sk_buff *skb, struct decision *to)
 	key.src_port = upper.src_port;
 	key.dst_port = upper.dst_port;
 
-	__u32 *index = bpf_map_lookup_elem(&flows, &key);
+	__u32 *index = bpf_map_lookup_elem(&flows, &key), tagged = 0;
+	if (!index && key.vlan) {
+		tagged = 1;
+		key.vlan = 0;
+		index = bpf_map_lookup_elem(&flows, &key);
+	}
 	if (!index) {
 		count(NO_ENTRY, 1);
 		return 0;
@@ -242,12 +264,21 @@ static __always_inline int decide(struct __sk_buff *skb, struct decision *to)
 	__u64 *current = bpf_map_lookup_elem(&epoch, &zero);
 	if (!slot || !current)
 		return 0;
+	if (tagged && !(slot->flags & ANY_VLAN)) {
+		count(NO_ENTRY, 1);
+		return 0;
+	}
 	if (slot->epoch != *current || !slot->epoch) {
 		count(STALE, 1);
 		return 0;
 	}
+	if (now) {
+		if (now >= slot->deadline)
+			return 0;
+		slot->deadline = now + (upper.flags & RST && key.proto == PROTO_TCP ? AFTER_RST : slot->lifetime);
+	}
 	if (key.proto == PROTO_TCP) {
-		if ((upper.flags & (SYN | FIN | RST | ACK)) != ACK) {
+		if (now ? upper.flags & SYN : (upper.flags & (SYN | FIN | RST | ACK)) != ACK) {
 			/* The state's end is decided by the engine, with the acknowledgement numbers of the packets that it did not see. */
 			if (upper.flags & RST) {
 				slot->rst_seq = upper.seq;
@@ -297,7 +328,17 @@ int flow_filter(struct __sk_buff *skb)
 	if (!decision)
 		return -1;
 	decision->slot = 0;
-	return decide(skb, decision) ? 0 : -1;
+	decision->seen = 1;
+	return decide(skb, decision, 0) ? 0 : -1;
+}
+
+/* The time, if the engine has ended; otherwise 0. */
+static __always_inline __u64 without_engine(void)
+{
+	__u32 one = 1;
+	__u64 now = bpf_ktime_get_ns();
+	__u64 *heartbeat = bpf_map_lookup_elem(&epoch, &one);
+	return heartbeat && now > *heartbeat + SILENCE ? now : 0;
 }
 
 /* The program at the ingress hook. A frame without a decision continues with the next program, or with the network stack. */
@@ -306,7 +347,16 @@ int flow_redirect(struct __sk_buff *skb)
 {
 	__u32 zero = 0;
 	struct decision *decision = bpf_map_lookup_elem(&decisions, &zero);
-	if (!decision || !decision->slot)
+	if (!decision)
+		return NEXT;
+	if (!decision->seen) {
+		__u64 now = without_engine();
+		decision->slot = 0;
+		if (now)
+			decide(skb, decision, now);
+	}
+	decision->seen = 0;
+	if (!decision->slot)
 		return NEXT;
 	__u32 at = decision->slot - 1;
 	decision->slot = 0;

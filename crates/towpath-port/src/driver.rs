@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use crate::claim::Claim;
+use crate::offload::Flows;
 use crate::waiting::WaitingPort;
 use crate::{Error, HandOver, LinkType, Object, Opener, Port, hand_over};
 
@@ -72,10 +73,9 @@ pub trait DriverConfig: Sized {
     /// The port's packets are not forwarded.
     fn set_monitor(&mut self) {}
 
-    /// The kernel forwards packets of decided flows, which a map with `entries` entries has ([`offload`](crate::offload)). Returns false
-    /// if the driver does not support it.
-    fn set_flows(&mut self, entries: u32) -> bool {
-        let _ = entries;
+    /// The kernel forwards packets of decided flows ([`offload`](crate::offload)). Returns false if the driver does not support it.
+    fn set_flows(&mut self, flows: Flows) -> bool {
+        let _ = flows;
         false
     }
 
@@ -254,8 +254,8 @@ macro_rules! drivers {
             }
 
             /// The kernel forwards packets of decided flows. Returns false if the driver does not support it.
-            pub fn set_flows(&mut self, entries: u32) -> bool {
-                match self { $(Self::$variant(config) => config.set_flows(entries),)* }
+            pub fn set_flows(&mut self, flows: Flows) -> bool {
+                match self { $(Self::$variant(config) => config.set_flows(flows),)* }
             }
 
             /// Ends [`set_flows`](Self::set_flows).

@@ -25,7 +25,7 @@ pub enum Object {
         engine: u32,
     },
     /// `af_packet` with offload: the programs for flows (CAP_NET_ADMIN, CAP_BPF). The link of the program at the ingress hook, and the
-    /// filter of the sockets.
+    /// filter of the sockets; the link again if it is pinned.
     FlowProgram {
         /// The process id of the engine.
         engine: u32,

@@ -14,6 +14,8 @@ pub struct Pin {
     pub path: PathBuf,
     /// The index of the interface that it is attached to; `None` if the interface is gone.
     pub interface: Option<u32>,
+    /// It is the program of flow offload; otherwise that of a closed port.
+    pub offload: bool,
 }
 
 impl Pin {
@@ -22,8 +24,10 @@ impl Pin {
         let name =
             self.path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PREFIX));
         let Some(name) = name else { return true };
+        let name = name.strip_prefix(FLOWS).unwrap_or(name);
         let interface = name.split_once('@').map_or(name, |(interface, _)| interface);
-        if self.interface.is_some() && path(interface) != self.path {
+        let own = if self.offload { path_of_flows(interface) } else { path(interface) };
+        if self.interface.is_some() && own != self.path {
             return true;
         }
         Claim::is_taken(&format!("`{interface}`"))
@@ -34,10 +38,10 @@ impl Pin {
 pub fn all() -> Vec<Pin> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
     let pin = |path: PathBuf| {
-        path.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+        let offload = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.starts_with(FLOWS);
         let link = sys::bpf_path(&path).ok()?;
         let interface = sys::bpf_link_interface(link.as_fd()).ok()?;
-        Some(Pin { path, interface })
+        Some(Pin { path, interface, offload })
     };
     let mut found: Vec<_> = entries.flatten().filter_map(|entry| pin(entry.path())).collect();
     found.sort_unstable_by(|one, other| one.path.cmp(&other.path));
@@ -46,6 +50,8 @@ pub fn all() -> Vec<Pin> {
 
 /// The beginning of a file's name.
 const PREFIX: &str = "towpath-";
+/// Before the name of the interface: the program of flow offload. No interface has a name with a colon.
+const FLOWS: &str = "flows:";
 /// The BPF file system.
 const DIRECTORY: &str = "/sys/fs/bpf";
 /// asm-generic/socket.h.
@@ -56,11 +62,20 @@ const INITIAL: u64 = 1;
 /// The file of the link on `interface` in this network namespace: `/sys/fs/bpf/towpath-INTERFACE`, with `@COOKIE` for namespaces other than the
 /// initial one. The file system belongs to the mount namespace, and has interfaces of one name from several network namespaces.
 pub fn path(interface: &str) -> PathBuf {
+    file("", interface)
+}
+
+/// The file of the link of flow offload: as [`path`], with `flows:` before the interface.
+pub fn path_of_flows(interface: &str) -> PathBuf {
+    file(FLOWS, interface)
+}
+
+fn file(kind: &str, interface: &str) -> PathBuf {
     let suffix = match netns_cookie() {
         Some(cookie) if cookie != INITIAL => format!("@{cookie}"),
         _ => String::new(),
     };
-    Path::new(DIRECTORY).join(format!("{PREFIX}{interface}{suffix}"))
+    Path::new(DIRECTORY).join(format!("{PREFIX}{kind}{interface}{suffix}"))
 }
 
 /// The number of the network namespace, which no other has until the machine is started again (Linux 5.14).
@@ -81,8 +96,13 @@ pub(crate) fn replace(path: &Path, link: BorrowedFd<'_>) -> io::Result<()> {
     sys::bpf_pin(path, link)
 }
 
-/// Removes the link pinned at `path`. Returns false if there was none.
+/// Removes the link pinned at `path`. Returns false if there was none. The program is detached when this returns: the kernel would detach it
+/// later than the file is gone.
 pub(crate) fn remove(path: &Path) -> io::Result<bool> {
+    if let Ok(link) = sys::bpf_path(path) {
+        // A link whose interface is gone is detached.
+        let _ = sys::bpf_detach(link.as_fd());
+    }
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -65,6 +65,12 @@ impl fmt::Display for Leftover {
             Self::Pin(Pin { interface: None, .. }) => {
                 write!(f, "{path}: the program of an interface that is gone")
             }
+            Self::Pin(Pin { interface: Some(index), offload: true, .. }) => {
+                write!(
+                    f,
+                    "{path}: the program of flow offload, which forwards flows that an engine let through, of interface {index}"
+                )
+            }
             Self::Pin(Pin { interface: Some(index), .. }) => {
                 write!(
                     f,

@@ -1,9 +1,11 @@
 //! Flow offload: a thread that lets the kernel forward the packets of flows that the rules have decided.
 //!
-//! What: the thread learns of states from the change journal of the state table. When a state has as many packets as
+//! What: the thread learns of states from the change journal of the state table, and of inspectors' verdicts for flows from the engine
+//! threads ([`verdict_feed`](towpath_engine::verdict_feed)). When a state has as many packets as
 //! `after`, and the path of its packets is fixed ([`flow_path`](towpath_engine::offload::flow_path)), the thread writes an entry for each direction into
-//! the [`FlowMap`]. Every `TICK` it adds what the kernel counted to the states and rules, and so refreshes the states. An entry ends
-//! with its state. Worker threads take no part in this, and never wait for it.
+//! the [`FlowMap`]. A verdict that passes a flow does the same, also without a state. Every `TICK` it adds what the kernel counted to the
+//! states and rules, and so refreshes the states and the verdicts. An entry ends with its state, and with its verdict. Worker threads never
+//! wait for it.
 //!
 //! Changes: an entry is valid in one epoch, which has the version of rules, tables, ports, routes and settings in its upper bits. The gate
 //! stores the new version when it publishes a change ([`Gate::on_change`](towpath_gate::Gate::on_change)); a change of an interface
@@ -16,9 +18,11 @@
 //! before it answers: a packet that the kernel forwards creates no state, and the reply to it would be refused. A slot is used again only after
 //! `QUARANTINE`, so that a program that has read the entry before still finds its own slot.
 //!
-//! Bounds: the slots of the map, `PENDING` states that have too few packets. Without room, flows keep their path through the engine.
+//! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
+mod reasons;
 mod table;
+mod verdicts;
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,6 +34,7 @@ use std::time::{Duration, Instant};
 use towpath_engine::Topology;
 use towpath_engine::offload::{FlowPath, NoPath};
 use towpath_engine::router::Directory;
+use towpath_engine::verdict_feed::VerdictFeed;
 use towpath_gate::state::{Flow, JournalReader, Name};
 use towpath_gate::{PortId, Walker};
 use towpath_metrics::metrics;
@@ -56,7 +61,7 @@ metrics! {
         pub full: counter events,
         /// Directions of states that cannot be offloaded; `towpath ctl explain` shows the reason.
         pub not_offloaded: counter events,
-        /// States that were not examined at once, because too many were waiting.
+        /// States and verdicts for flows that were not examined at once, because too many were waiting.
         pub deferred: counter events,
     }
 }
@@ -74,6 +79,8 @@ const ACTIVITY: Duration = Duration::from_millis(100);
 const QUARANTINE: Duration = Duration::from_secs(1);
 /// Limit on states that wait for their packets.
 const PENDING: usize = 1 << 16;
+/// Limit on flows with verdicts.
+const VERDICTS: usize = 1 << 17;
 
 /// The bits of the epoch: the number of pauses, changes of interfaces, and the version of the rules.
 const LINKS: u32 = 8;
@@ -101,6 +108,7 @@ pub struct Offload {
     map: Arc<FlowMap>,
     pauses: AtomicU32,
     table: Mutex<Table>,
+    feed: VerdictFeed,
 }
 
 /// The thread. Dropping it ends the thread and all entries.
@@ -134,8 +142,14 @@ impl Offload {
     /// Errors of socket(2).
     pub fn new(map: FlowMap, config: &config::Offload, parts: Parts) -> io::Result<Arc<Self>> {
         let map = Arc::new(map);
-        let table = Table::new(Arc::clone(&map), *config, parts, Links::new()?);
-        Ok(Arc::new(Self { map, pauses: AtomicU32::new(0), table: Mutex::new(table) }))
+        let (feed, verdicts) = VerdictFeed::new(Arc::clone(&map) as Arc<_>);
+        let table = Table::new(Arc::clone(&map), *config, parts, Links::new()?, verdicts);
+        Ok(Arc::new(Self { map, pauses: AtomicU32::new(0), table: Mutex::new(table), feed }))
+    }
+
+    /// Announces the verdicts for flows of an engine thread.
+    pub fn verdict_feed(&self) -> VerdictFeed {
+        self.feed.clone()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -21,6 +21,8 @@ pub(crate) enum Driver {
     AfPacketOffload,
     /// The kernel forwards the packets of all flows that have a state.
     AfPacketFlows,
+    /// As `AfPacketFlows`, with room for a million flows.
+    AfPacketManyFlows,
     AfXdp,
     Tun,
     TunOffload,
@@ -40,8 +42,10 @@ pub(crate) enum Dut {
     Conntrack,
     /// The kernel's bridge.
     Bridge,
-    /// The kernel redirects all packets of each interface to the other one (tc-mirred(8)).
+    /// A tc program of one instruction redirects all packets of each interface to the other one.
     Redirect,
+    /// XDP_DROP at the interface to the near end.
+    Drop,
 }
 
 /// Limit on states.
@@ -52,7 +56,9 @@ const BEGIN: Duration = Duration::from_secs(10);
 impl Driver {
     fn word(self) -> &'static str {
         match self {
-            Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows => "af_packet",
+            Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows => {
+                "af_packet"
+            }
             Self::AfXdp => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
@@ -60,12 +66,19 @@ impl Driver {
     }
 
     fn offload(self) -> bool {
-        matches!(self, Self::AfPacketOffload | Self::AfPacketFlows | Self::TunOffload)
+        matches!(
+            self,
+            Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows | Self::TunOffload
+        )
     }
 
     fn wiring(self) -> Wiring {
         match self {
-            Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfXdp => Wiring::Bridge,
+            Self::AfPacket
+            | Self::AfPacketOffload
+            | Self::AfPacketFlows
+            | Self::AfPacketManyFlows
+            | Self::AfXdp => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -95,7 +108,7 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
-            Self::Bridge | Self::Redirect => Wiring::Bridge,
+            Self::Bridge | Self::Redirect | Self::Drop => Wiring::Bridge,
         }
     }
 
@@ -153,11 +166,12 @@ impl Dut {
             }
             Self::Redirect => {
                 for (from, to) in [(DUT[0], DUT[1]), (DUT[1], DUT[0])] {
-                    topology.dut.run(&format!("tc qdisc add dev {from} clsact"))?;
-                    topology.dut.run(&format!(
-                        "tc filter add dev {from} ingress matchall action mirred egress redirect dev {to}"
-                    ))?;
+                    topology.dut.redirect(from, to)?;
                 }
+                Ok(Work { sides: Vec::new(), files: None })
+            }
+            Self::Drop => {
+                topology.dut.drop_all(DUT[0])?;
                 Ok(Work { sides: Vec::new(), files: None })
             }
             Self::Conntrack => {
@@ -247,8 +261,10 @@ fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> Str
             text += "offload = true\n";
         }
     }
-    if driver == Driver::AfPacketFlows {
-        text += "[offload]\nrules = \"all\"\n";
+    match driver {
+        Driver::AfPacketFlows => text += "[offload]\nrules = \"all\"\n",
+        Driver::AfPacketManyFlows => text += "[offload]\nrules = \"all\"\nentries = 2097152\n",
+        _ => {}
     }
     let [from, to] = driver.devices();
     text + &format!("[[bridge]]\nports = [\"{from}\", \"{to}\"]\n")

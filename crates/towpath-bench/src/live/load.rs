@@ -131,6 +131,40 @@ pub(crate) fn paced(
     }
 }
 
+/// CPU time of both CPUs in ns for each packet that is sent, at `rate` packets per second. Includes the sender's.
+pub(crate) fn cpu_time(
+    topology: &mut Topology,
+    cpus: Cpus,
+    (len, flows): (usize, u32),
+    rate: u64,
+    time: Duration,
+) -> Result<f64> {
+    // Every flow is sent several times, and is decided.
+    let warm = (time / WARM).max(Duration::from_nanos(4_000_000_000 / rate * u64::from(flows)));
+    sender(topology, cpus, Order { flows, len, time: warm, rate })?.number()?;
+    let before = busy(cpus)?;
+    let mut side = sender(topology, cpus, Order { flows, len, time, rate })?;
+    let sent = side.number()?;
+    let after = busy(cpus)?;
+    side.finish()?;
+    Ok((after - before).as_nanos() as f64 / sent)
+}
+
+/// The time for which the CPUs have not been idle (proc_stat(5)).
+fn busy(cpus: Cpus) -> Result<Duration> {
+    let table = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let of = |cpu: usize| {
+        let name = format!("cpu{cpu} ");
+        let line = table.lines().find_map(|line| line.strip_prefix(&name))?;
+        let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        // user, nice, system, idle, iowait, irq, softirq; in hundredths of a second.
+        let [user, nice, system, _, _, irq, softirq] = ticks.get(..7)? else { return None };
+        Some(user + nice + system + irq + softirq)
+    };
+    let ticks = of(cpus.engine).zip(of(cpus.consumer)).context("no such CPU in /proc/stat")?;
+    Ok(Duration::from_millis(10) * (ticks.0 + ticks.1) as u32)
+}
+
 /// Starts the sending process of the near end.
 fn sender(topology: &Topology, cpus: Cpus, order: Order) -> Result<Side> {
     let Order { flows, len, time, rate } = order;

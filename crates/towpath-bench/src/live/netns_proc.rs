@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, stdin};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -10,6 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::peer::{Skipped, netns};
 use crate::raw::say;
 use crate::side::Side;
+use crate::xdp;
 
 /// The parent's handle of a namespace process.
 pub(crate) struct NetnsProc(Side);
@@ -48,6 +50,16 @@ impl NetnsProc {
         self.ask(&format!("receive {device} {}", mask(cpu))).map(drop)
     }
 
+    /// Redirects all packets that `from` receives to `to`, until the namespace ends.
+    pub(crate) fn redirect(&mut self, from: &str, to: &str) -> Result<()> {
+        self.ask(&format!("redirect {from} {to}")).map(drop)
+    }
+
+    /// Drops all packets that `device` receives, until the namespace ends.
+    pub(crate) fn drop_all(&mut self, device: &str) -> Result<()> {
+        self.ask(&format!("drop {device}")).map(drop)
+    }
+
     fn ask(&mut self, line: &str) -> Result<String> {
         self.0.tell(line)?;
         let answer = self.0.line()?;
@@ -63,8 +75,9 @@ impl NetnsProc {
 pub(crate) fn side() -> Result<()> {
     netns::unshare_with_sysfs()?;
     say("ready")?;
+    let mut links = Vec::new();
     for line in stdin().lock().lines() {
-        match obey(&line?) {
+        match obey(&line?, &mut links) {
             Ok(answer) => say(&format!("ok {answer}"))?,
             Err(error) if error.is::<Skipped>() => say(&error.to_string().replace("skipped:", "skipped"))?,
             Err(error) => say(&format!("failed {}", format!("{error:#}").replace('\n', "; ")))?,
@@ -73,7 +86,7 @@ pub(crate) fn side() -> Result<()> {
     Ok(())
 }
 
-fn obey(line: &str) -> Result<String> {
+fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
         ["run", "iptables", ref rest @ ..] => netns::iptables(rest)?,
@@ -86,6 +99,8 @@ fn obey(line: &str) -> Result<String> {
             let path = format!("/sys/class/net/{device}/queues/rx-0/rps_cpus");
             fs::write(&path, cpus).with_context(|| format!("writing {cpus} to {path}"))?;
         }
+        ["redirect", from, to] => links.push(xdp::redirect_to(from, to)?),
+        ["drop", device] => links.push(xdp::drop_all(device)?),
         ["received", device] => {
             let table = fs::read_to_string("/proc/self/net/dev")?;
             return received(&table, device).with_context(|| format!("no interface {device}"));

@@ -1,22 +1,81 @@
 //! Metrics of flow offload: an engine whose kernel forwards the packets of decided flows, against the kernel's bridge, a bare tc redirect, the
 //! engine without offload, and NFQUEUE. The engine's sockets are open in all rows.
+//!
+//! The CPU time for a packet is that of both CPUs at a fixed rate, less that of the same sender into XDP_DROP: the kernel charges the
+//! receive processing of a virtual link to the sender.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
 use crate::live::dut::{Driver, Dut};
-use crate::live::load::Load;
+use crate::live::load::{self, Load};
+use crate::live::topology::Topology;
+use crate::metric::{Better, Metric};
 use crate::pin::Cpus;
+use crate::stat::median;
 use crate::subject::live::Case;
-use crate::subject::rows;
+use crate::subject::rows::{self, Row};
+
+/// A row of the subject.
+enum OffloadRow {
+    Through(Case),
+    Cpu(CpuCase),
+}
+
+/// A row about the CPU time for a packet of 64 bytes: a device under test with a number of flows, over another one.
+struct CpuCase {
+    name: &'static str,
+    ours: (Dut, u32),
+    peer: (Dut, u32),
+    target: f64,
+}
+
+/// Packets per second: less than the slowest device under test forwards.
+const RATE: u64 = 200_000;
+const SMALL: usize = 64;
+
+impl Row for OffloadRow {
+    fn name(&self) -> &str {
+        match self {
+            Self::Through(case) => case.name(),
+            Self::Cpu(case) => case.name,
+        }
+    }
+}
+
+impl CpuCase {
+    fn measure(&self, cpus: Cpus, time: Duration, reps: u32) -> Result<Metric> {
+        let cost = |(dut, flows): (Dut, u32)| {
+            let mut topology = Topology::start(dut.wiring(), 1500)?;
+            let _work = dut.start(&mut topology, cpus, 1500)?;
+            load::cpu_time(&mut topology, cpus, (SMALL, flows), RATE, time)
+        };
+        let (mut ours, mut peer, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..reps {
+            // The sender's costs depend on the number of its flows.
+            let turn =
+                [self.ours, self.peer].map(|of| Ok::<_, anyhow::Error>(cost(of)? - cost((Dut::Drop, of.1))?));
+            let [own, other] = turn;
+            let (own, other) = (own?, other?);
+            ours.push(own);
+            peer.push(other);
+            ratios.push(own / other);
+        }
+        let (ours, peer) = (median(&ours), median(&peer));
+        Ok(Metric::paired(self.name, ours, peer, median(&ratios), "ns", Better::Lower, self.target))
+    }
+}
 
 /// Measures and prints all rows. Returns true if every measured metric meets its target.
 pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> Result<bool> {
     let cases = rows::chosen(cases(), only)?;
     rows::need_root()?;
     let cpus = Cpus::find()?;
-    rows::measure(&cases, json, |case| case.measure(cpus, time, reps))
+    rows::measure(&cases, json, |row| match row {
+        OffloadRow::Through(case) => case.measure(cpus, time, reps),
+        OffloadRow::Cpu(case) => case.measure(cpus, time, reps),
+    })
 }
 
 /// The names of all rows.
@@ -24,10 +83,10 @@ pub(crate) fn names() -> Vec<String> {
     rows::names(&cases())
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<OffloadRow> {
     let towpath = |driver| Dut::Towpath { driver, park: true, inspectors: 0 };
     let nfqueue = Dut::Nfqueue { accept: 1, batch: 64 };
-    let small = |flows| Load::Flood { len: 64, flows };
+    let small = |flows| Load::Flood { len: SMALL, flows };
     let case = |name: &str, load, peer, target| Case {
         name: name.to_owned(),
         load,
@@ -35,7 +94,7 @@ fn cases() -> Vec<Case> {
         peer,
         target,
     };
-    vec![
+    let cases = vec![
         case("offload, TCP, over the kernel's bridge", Load::Tcp, Dut::Bridge, 1.0),
         case("offload, TCP, over a bare tc redirect", Load::Tcp, Dut::Redirect, 0.9),
         case("offload, TCP, over the engine without it", Load::Tcp, towpath(Driver::AfPacketOffload), 2.0),
@@ -43,5 +102,19 @@ fn cases() -> Vec<Case> {
         case("offload, 64 B, over the kernel's bridge", small(2000), Dut::Bridge, 0.9),
         case("offload, 64 B, over a bare tc redirect", small(2000), Dut::Redirect, 0.9),
         case("offload, 64 B, over the engine without it", small(2000), towpath(Driver::AfPacket), 1.4),
-    ]
+    ];
+    let flows = towpath(Driver::AfPacketFlows);
+    let many = towpath(Driver::AfPacketManyFlows);
+    let cpu = |name, ours, peer, target| CpuCase { name, ours, peer, target };
+    let cpu_cases = [
+        cpu("offload, 64 B, CPU, over a bare tc redirect", (flows, 1000), (Dut::Redirect, 1000), 1.1),
+        cpu(
+            "offload, 64 B, CPU, over the engine's AF_XDP",
+            (flows, 1000),
+            (towpath(Driver::AfXdp), 1000),
+            0.7,
+        ),
+        cpu("offload, 64 B, CPU, 1M entries over 1,000", (many, 500_000), (many, 500), 2.5),
+    ];
+    cases.into_iter().map(OffloadRow::Through).chain(cpu_cases.into_iter().map(OffloadRow::Cpu)).collect()
 }

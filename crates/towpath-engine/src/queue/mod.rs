@@ -41,6 +41,7 @@ use crate::drop_reason::DropReason;
 use crate::flow_verdict::{FlowVerdict, FlowVerdictCache};
 use crate::inject::InjectBatch;
 use crate::reorder::{Account, PacketId, Shares, Usage};
+use crate::verdict_feed::Origin;
 
 /// [`QueueSnapshot::verdict_time`].
 pub const VERDICT_TIME: Metric = Metric {
@@ -606,9 +607,16 @@ impl<C: Channel> Queue<C> {
         self.inspectors.listeners()
     }
 
-    /// The inspectors' verdict for a flow. `new`: the packet begins a connection, which ends an earlier verdict.
-    pub fn flow_verdict(&mut self, flow: &Flow, new: bool, now: Time) -> Option<FlowVerdict> {
-        let verdict = self.flow_verdicts.find(flow, new, now)?;
+    /// The inspectors' verdict for a flow. `new`: the packet begins a connection, which ends an earlier verdict. `origin`: the verdict is
+    /// announced to flow offload.
+    pub(crate) fn flow_verdict(
+        &mut self,
+        flow: &Flow,
+        new: bool,
+        now: Time,
+        origin: Option<Origin<'_>>,
+    ) -> Option<FlowVerdict> {
+        let verdict = self.flow_verdicts.find_and_announce(flow, new, now, origin)?;
         self.stats.by_flow += 1;
         Some(verdict)
     }
@@ -618,9 +626,15 @@ impl<C: Channel> Queue<C> {
         !self.flow_verdicts.is_empty()
     }
 
-    /// Sets the verdict for a flow.
-    pub fn set_flow_verdict(&mut self, flow: &Flow, verdict: FlowVerdict, now: Time) {
-        self.flow_verdicts.insert(flow, verdict, now);
+    /// Sets the verdict for a flow. `origin`: a verdict that does not pass is announced to flow offload.
+    pub(crate) fn set_flow_verdict(
+        &mut self,
+        flow: &Flow,
+        verdict: FlowVerdict,
+        now: Time,
+        origin: Option<Origin<'_>>,
+    ) {
+        self.flow_verdicts.insert_and_announce(flow, verdict, now, origin);
     }
 
     /// The verdicts for flows.

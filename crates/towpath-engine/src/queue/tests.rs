@@ -340,12 +340,12 @@ fn flow_verdicts_of_a_distrusted_inspector_end() {
         let flow = Flow { ends, proto: 17, src_port: 5, dst_port: 6, zone: 0 };
         let now = Time::default();
         let verdict = FlowVerdict { verdict: Verdict::Pass, mark: (0, 0), channel: 1 };
-        queue.set_flow_verdict(&flow, verdict, now);
-        assert!(queue.flow_verdict(&flow, false, now).is_some());
+        queue.set_flow_verdict(&flow, verdict, now, None);
+        assert!(queue.flow_verdict(&flow, false, now, None).is_some());
         let fake = fake(&mut queue, 0);
         fake.detached = Some(Detached { why: "gone".into(), distrusted });
         poll(&mut queue);
-        assert_eq!(queue.flow_verdict(&flow, false, now).map(|found| found.verdict), left);
+        assert_eq!(queue.flow_verdict(&flow, false, now, None).map(|found| found.verdict), left);
     }
 }
 

@@ -3,10 +3,10 @@
 //! What: the walk of a packet of the flow, without any effect. The caller forwards TCP segments with ACK and without SYN, FIN and RST,
 //! and UDP datagrams, and no fragments; of these packets it knows the flow, the port and the direction. Each rule before the state
 //! lookup must have a result that these fix, and so must the rules that the state's rule continues at. Otherwise the rule is the
-//! reason why the flow is not offloaded.
+//! reason why the flow is not offloaded. A rule with `inspect` or `divert` needs a verdict of an inspector for the flow.
 //!
-//! Invariant: while the [version](Walker::version) of rules, tables, ports and routes is the same, and the states exist, each packet of
-//! the flow has this walk: it counts for these rules, and in these states.
+//! Invariant: while the [version](Walker::version) of rules, tables, ports and routes is the same, and the states and the verdicts exist,
+//! each packet of the flow has this walk: it counts for these rules, and in these states.
 
 use std::fmt;
 
@@ -32,9 +32,23 @@ pub struct FixedWalk {
     pub rules: Vec<RuleId>,
     /// The states that a packet refreshes, one for each lookup that finds one.
     pub states: Vec<StateHit>,
+    /// The verdicts for the flow that pass a packet, one for each queue that a rule sends it to.
+    pub verdicts: Vec<VerdictHit>,
     /// The rule of a state has `offload`.
     pub marked: bool,
 }
+
+/// A verdict for the flow that passes a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerdictHit {
+    /// The queue.
+    pub queue: u16,
+    /// The flow of the packet.
+    pub flow: Flow,
+}
+
+/// The mark that an inspector's verdict for a flow sets, and which bits change. `None`: no inspector of the queue passes the flow.
+pub type FlowPass<'a> = dyn Fn(u16, &Flow) -> Option<(u32, u32)> + 'a;
 
 /// A state that a packet refreshes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +85,8 @@ pub enum NoOffload {
     LinkLocal,
     /// A re-check of the states runs.
     Recheck,
+    /// A rule, by its number, sends the packets to an inspector that has given no verdict for the flow.
+    NoVerdict(u32),
 }
 
 /// What about a rule prevents offload.
@@ -104,6 +120,9 @@ impl fmt::Display for NoOffload {
             Self::Protocol => f.write_str("only TCP and UDP are offloaded"),
             Self::LinkLocal => f.write_str("an address is link-local"),
             Self::Recheck => f.write_str("the states are being re-checked"),
+            Self::NoVerdict(number) => {
+                write!(f, "rule {number} sends them to an inspector that has not passed the whole flow")
+            }
         }
     }
 }
@@ -136,7 +155,8 @@ impl Walker {
     }
 
     /// Adds the walk of the packets of a flow to `fixed`. `walk` is that of a packet before its first rule; afterwards it is that of a
-    /// packet that has passed. `packet` is that of [`flow_frame`]. Changes no state and no counter.
+    /// packet that has passed. `packet` is that of [`flow_frame`]. `passes` are the inspectors' verdicts for flows. Changes no state and no
+    /// counter.
     ///
     /// # Errors
     /// The reason why the packets must be evaluated one by one.
@@ -145,6 +165,7 @@ impl Walker {
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
+        passes: &FlowPass<'_>,
         fixed: &mut FixedWalk,
     ) -> Result<(), NoOffload> {
         self.catch_up();
@@ -238,9 +259,19 @@ impl Walker {
             self.generation.tag(position, walk, tablearg);
             match self.generation.act(position, walk, packet, tablearg) {
                 Next::Rule(position) => at = position,
-                Next::Stop(Step::Pass) if found_state && walk.edits == Edits::default() => return Ok(()),
-                Next::Stop(Step::Pass) if found_state => return Err(NoOffload::Rule(number, Obstacle::Edit)),
+                Next::Stop(Step::Pass) if found_state || !fixed.verdicts.is_empty() => {
+                    return passed(walk, number);
+                }
                 Next::Stop(Step::Pass) => return Err(NoOffload::Rule(number, Obstacle::Stateless)),
+                Next::Stop(step @ (Step::Inspect(queue) | Step::Divert(queue))) => {
+                    let (mark, mask) = passes(queue, &flow).ok_or(NoOffload::NoVerdict(number))?;
+                    walk.set_mark(walk.mark() & !mask | mark & mask);
+                    fixed.verdicts.push(VerdictHit { queue, flow });
+                    if matches!(step, Step::Inspect(_)) {
+                        return passed(walk, number);
+                    }
+                    at = self.generation.resume(walk);
+                }
                 Next::Stop(_) => return Err(NoOffload::Rule(number, Obstacle::Action)),
             }
         }
@@ -369,6 +400,11 @@ impl Walker {
     }
 }
 
+/// The rule with this number ends the walk of a packet that passes.
+fn passed(walk: &Walk, number: u32) -> Result<(), NoOffload> {
+    if walk.edits == Edits::default() { Ok(()) } else { Err(NoOffload::Rule(number, Obstacle::Edit)) }
+}
+
 /// What prevents offload of packets for which the rule runs.
 fn obstacle(rule: &CompiledRule) -> Option<Obstacle> {
     let strict = rule.install.as_ref().is_some_and(|install| install.install.tracking == Tracking::Strict);
@@ -385,6 +421,8 @@ fn obstacle(rule: &CompiledRule) -> Option<Obstacle> {
         | CompiledAction::Return(_)
         | CompiledAction::SetMark(_)
         | CompiledAction::SetConnmark(_)
+        | CompiledAction::Inspect(_)
+        | CompiledAction::Divert(_)
         | CompiledAction::StateTimeout(_) => None,
         // Not for whole packets.
         CompiledAction::Reass => None,
@@ -417,6 +455,10 @@ mod tests {
     /// The walk of the packets of a flow after a first packet, in the flow's direction or in the other one: the numbers of the rules, or
     /// the reason.
     fn fixed(rules: &str, reply: bool) -> Result<Vec<u32>, String> {
+        fixed_with(rules, reply, &|_, _| None)
+    }
+
+    fn fixed_with(rules: &str, reply: bool, passes: &FlowPass<'_>) -> Result<Vec<u32>, String> {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut gate = Gate::new(ruleset, Ports::new(), Settings::default(), 1);
         let first = packet_spec_frame("udp 10.0.0.1:4000 > 10.0.0.2:53");
@@ -427,7 +469,7 @@ mod tests {
         let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32).unwrap();
         let mut fixed = FixedWalk::default();
         let mut walk = Walk::new(Dir::In, None, None);
-        let found = gate.own_walker().fixed_walk(&mut walk, &packet, NOW, &mut fixed);
+        let found = gate.own_walker().fixed_walk(&mut walk, &packet, NOW, passes, &mut fixed);
         found
             .map(|()| fixed.rules.iter().map(|id| gate.rule_number(*id)).collect())
             .map_err(|why| why.to_string())
@@ -492,6 +534,53 @@ mod tests {
         );
     }
 
+    /// A verdict for the flow passes the packets at `inspect`, and lets them continue after `divert`.
+    #[test]
+    fn a_verdict_for_the_flow_takes_the_inspectors_place() {
+        let waits = |number| Err(NoOffload::NoVerdict(number).to_string());
+        let rows = [
+            // Rules, the queues whose inspector passes the flow, the numbers of the rules or the reason.
+            ("add 100 inspect 1 udp from any to any", &[1][..], Ok(vec![100])),
+            ("add 100 inspect 1 udp from any to any", &[], waits(100)),
+            ("add 100 inspect 1 udp from any to any", &[2], waits(100)),
+            ("add 100 check-state\nadd 200 inspect 1 udp from any to any keep-state", &[1], Ok(vec![200])),
+            (
+                "add 100 divert 1 ip from any to any\nadd 200 inspect 2 ip from any to any",
+                &[1, 2],
+                Ok(vec![100, 200]),
+            ),
+            ("add 100 divert 1 ip from any to any\nadd 200 inspect 2 ip from any to any", &[1], waits(200)),
+            // After the inspector, a rule without a state decides.
+            (
+                "add 100 divert 1 ip from any to any\nadd 200 allow ip from any to any",
+                &[1],
+                Ok(vec![100, 200]),
+            ),
+            (
+                "add 100 divert 1 ip from any to any\nadd 200 deny ip from any to any mark 7",
+                &[1],
+                Err("rule 200 does not only pass the packet".to_owned()),
+            ),
+            (
+                "add 100 setdscp ef ip from any to any\nadd 200 inspect 1 ip from any to any",
+                &[1],
+                Err("rule 100 changes the packet".to_owned()),
+            ),
+            ("add 100 inspect 1 log udp from any to any", &[1], Err("rule 100 has `log`".to_owned())),
+            (
+                "add 100 tee 1 udp from any to any",
+                &[1],
+                Err("rule 100 does not only pass the packet".to_owned()),
+            ),
+        ];
+        for (rules, queues, expected) in rows {
+            for reply in [false, true] {
+                let passes = |queue, _: &Flow| queues.contains(&queue).then_some((7, 0xf));
+                assert_eq!(fixed_with(rules, reply, &passes), expected, "{rules} {queues:?} {reply}");
+            }
+        }
+    }
+
     /// Counts of packets that no walker saw are those of as many packets.
     #[test]
     fn unseen_packets_count_and_refresh() {
@@ -506,7 +595,9 @@ mod tests {
         let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32).unwrap();
         gate.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW);
         let mut fixed = FixedWalk::default();
-        walker.fixed_walk(&mut Walk::new(Dir::In, None, None), &packet, NOW, &mut fixed).unwrap();
+        walker
+            .fixed_walk(&mut Walk::new(Dir::In, None, None), &packet, NOW, &|_, _| None, &mut fixed)
+            .unwrap();
         // More than a word of the table holds.
         let (packets, bytes) = (1 << 28, 1 << 38);
         let later = Time::from_secs(15);

@@ -9,6 +9,7 @@ use crate::host_filter::Filter;
 use crate::interface::Interface;
 use crate::kernel_path::{KernelPath, addresses_of};
 use crate::named::NamedPort;
+use crate::offload::Flows;
 use crate::{Error, HandOver, LinkType, Object, Opener, Port, offload, pins, sys};
 
 /// Configuration of a packet socket.
@@ -35,9 +36,8 @@ pub struct Config {
     pub queue: u16,
     /// What the kernel's network stack does with the received packets (default [`Kernel::Shares`]).
     pub kernel: Kernel,
-    /// The kernel forwards the packets of decided flows ([`offload`](crate::offload)); the number is that of entries of the map, which
-    /// all ports of a process share (default: it forwards none).
-    pub flows: Option<u32>,
+    /// The kernel forwards the packets of decided flows ([`offload`](crate::offload); default: it forwards none).
+    pub flows: Option<Flows>,
     /// Bytes of the send buffer (default 16 MiB), limited by net.core.wmem_max without CAP_NET_ADMIN.
     pub send_buffer: u32,
 }
@@ -264,7 +264,7 @@ impl Config {
 
     /// The interface of the programs, and the filter of its sockets if there is one, with the interface's addresses.
     fn flow_programs(&self, engine: u32) -> io::Result<Vec<OwnedFd>> {
-        let entries = self.flows.ok_or(io::ErrorKind::InvalidInput)?;
+        let flows = self.flows.ok_or(io::ErrorKind::InvalidInput)?;
         let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
         let interface = Interface::find(&control, &self.interface)
             .map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
@@ -273,7 +273,8 @@ impl Config {
             Kernel::Excluded { host, .. } if !host.is_empty() => Some((host, FILTER, &me[..])),
             _ => None,
         };
-        offload::attach((engine, entries), interface.index, host)
+        let pin = pins::path_of_flows(&self.interface);
+        offload::attach(engine, flows, (interface.index, &pin), host)
     }
 
     /// Loads and attaches the programs of an exclusive port.
@@ -317,8 +318,8 @@ impl DriverConfig for Config {
         }
     }
 
-    fn set_flows(&mut self, entries: u32) -> bool {
-        self.flows = Some(entries);
+    fn set_flows(&mut self, flows: Flows) -> bool {
+        self.flows = Some(flows);
         true
     }
 
@@ -407,10 +408,16 @@ impl DriverConfig for Config {
 
     fn open_object(&self, object: &Object) -> io::Result<Vec<OwnedFd>> {
         match object {
-            Object::PacketSocket => Ok(vec![self.socket()?]),
+            Object::PacketSocket => {
+                // What a killed engine has left would forward frames that this socket receives.
+                if self.flows.is_none() {
+                    let _ = pins::remove(&pins::path_of_flows(&self.interface));
+                }
+                Ok(vec![self.socket()?])
+            }
             Object::IngressProgram => self.ingress(),
             Object::FlowMap { engine } => {
-                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?)
+                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?.entries)
             }
             Object::FlowProgram { engine } => self.flow_programs(*engine),
             _ => Err(io::ErrorKind::InvalidInput.into()),

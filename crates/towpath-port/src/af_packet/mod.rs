@@ -422,9 +422,7 @@ fn offload_flows(
     (socket, index): (Option<BorrowedFd<'_>>, u32),
     generation: u64,
 ) -> Result<(), Error> {
-    if config.flows.is_none() {
-        return Ok(());
-    }
+    let Some(flows) = config.flows else { return Ok(()) };
     let failed = |source: std::io::Error| match source.raw_os_error() {
         Some(libc::ENODEV) => Error::NoInterface { interface: config.interface.clone() },
         _ => Error::NoOffload { name: config.interface.clone(), source },
@@ -432,7 +430,14 @@ fn offload_flows(
     let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
     let is_current = |(attached, of): &(offload::Attached, u64)| *of == generation && attached.is_on(index);
     if !sharing.flows.as_ref().is_some_and(is_current) {
-        sharing.flows = Some((offload::Attached::open(opener).map_err(failed)?, generation));
+        let attached = offload::Attached::open(opener).map_err(failed)?;
+        if flows.outlive && !attached.is_pinned {
+            log::warn!(
+                "`{}`: offloaded flows end with the engine: `fail = \"open\"` needs a BPF file system at /sys/fs/bpf, and an engine that no upgrade has started",
+                config.interface
+            );
+        }
+        sharing.flows = Some((attached, generation));
     }
     match sharing.flows.as_ref().zip(socket) {
         Some(((attached, _), socket)) => attached.filter(socket).map_err(failed),

@@ -9,6 +9,9 @@
 //! extension headers, malformed packets, protocols other than TCP and UDP, packets above the MTU of the egress interface (of a frame
 //! to be segmented, its segments); on a route, also packets whose hop limit expires, and frames for another Ethernet address.
 //!
+//! When the engine is killed, the entries end with it, or stay until their lifetime ends ([`Flows::outlive`]): the link of the program is then
+//! pinned, and the program decides without a socket once the [heartbeat](FlowMap::beat) is old.
+//!
 //! An entry belongs to an epoch. A change of the epoch ([`FlowMap::set_epoch`]) ends all entries with one store to memory.
 //!
 //! Privileges: loading and attaching need CAP_BPF and CAP_NET_ADMIN. The engine needs none: since Linux 5.19, a map is changed by the
@@ -22,6 +25,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use towpath_metrics::metrics;
 
@@ -39,16 +43,28 @@ const EPOCH: usize = 0;
 const EGRESS: usize = 1;
 const FLAGS: usize = 2;
 const MACS: usize = 3;
+const DEADLINE: usize = 4;
+const LIFETIME: usize = 5;
 const PACKETS: usize = 8;
 const BYTES: usize = 9;
 const ACK: usize = 10;
 const RST: usize = 11;
-/// `ROUTE` of the C source.
+/// `ROUTE` and `ANY_VLAN` of the C source.
 const ROUTE: u32 = 1;
+const ANY_VLAN: u32 = 2;
 /// Entries of `stats`.
 const STATS: u32 = 9;
 /// Most entries.
 pub const ENTRIES_MAX: u32 = 4 << 20;
+
+/// Flow offload of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flows {
+    /// Entries of the map, which all ports of a process share.
+    pub entries: u32,
+    /// Entries with a lifetime stay when the process is killed.
+    pub outlive: bool,
+}
 
 /// A flow in one direction, as its frames arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,6 +121,8 @@ pub struct Redirect {
     pub ifindex: u32,
     /// Its MTU.
     pub mtu: u32,
+    /// Also frames with a VLAN tag, which they keep. For keys without a VLAN.
+    pub any_vlan: bool,
     /// Of a routed packet: the new Ethernet addresses, destination and source. Its hop limit is decremented.
     pub route: Option<([u8; 6], [u8; 6])>,
 }
@@ -201,12 +219,26 @@ impl FlowMap {
         let _ = self.epoch.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| Some(change(now)));
     }
 
-    /// Writes a slot that no entry uses, with counters of 0.
+    /// The process lives. Call it at least every 20 ms if entries outlive it.
+    pub fn beat(&self) {
+        self.epoch.words(8, 1)[0].store(monotonic(), Ordering::Relaxed);
+    }
+
+    /// The entry stays for `lifetime` from now if the process is killed. Call it when a packet has refreshed the flow. Each packet that the
+    /// kernel then forwards begins the longest of these times again.
+    pub fn outlive(&self, slot: u32, lifetime: Duration) {
+        let words = self.words(slot);
+        let lifetime = u64::try_from(lifetime.as_nanos()).unwrap_or(u64::MAX / 2);
+        words[LIFETIME].fetch_max(lifetime, Ordering::Relaxed);
+        words[DEADLINE].store(monotonic().saturating_add(lifetime), Ordering::Relaxed);
+    }
+
+    /// Writes a slot that no entry uses, with counters of 0. The entry ends with the process.
     pub fn write(&self, slot: u32, redirect: Redirect, epoch: u64) {
         let words = self.words(slot);
         // Relaxed: the entry is written to the map after this, by a system call.
         let put = |at: usize, word: u64| words[at].store(word, Ordering::Relaxed);
-        (PACKETS..WORDS).for_each(|at| put(at, 0));
+        (PACKETS..WORDS).chain([DEADLINE, LIFETIME]).for_each(|at| put(at, 0));
         self.redirect(slot, redirect);
         words[EPOCH].store(epoch, Ordering::Release);
     }
@@ -295,9 +327,9 @@ impl FlowMap {
 }
 
 /// The words that a redirect sets, with their positions.
-fn redirect_words(Redirect { ifindex, mtu, route }: Redirect) -> [(usize, u64); 3] {
+fn redirect_words(Redirect { ifindex, mtu, any_vlan, route }: Redirect) -> [(usize, u64); 3] {
     let (to, from) = route.unwrap_or_default();
-    let flags = if route.is_some() { ROUTE } else { 0 };
+    let flags = if route.is_some() { ROUTE } else { 0 } | if any_vlan { ANY_VLAN } else { 0 };
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&flags.to_ne_bytes());
     bytes[4..10].copy_from_slice(&to);
@@ -315,13 +347,16 @@ fn redirect_words(Redirect { ifindex, mtu, route }: Redirect) -> [(usize, u64); 
 pub(crate) struct Attached {
     link: OwnedFd,
     filter: OwnedFd,
+    /// The link stays when the process is killed.
+    pub(crate) is_pinned: bool,
 }
 
 impl Attached {
     /// Attaches the programs to the interface of the opener's port.
     pub(crate) fn open(opener: &Opener) -> io::Result<Self> {
-        let [link, filter] = opener.open_all(&Object::FlowProgram { engine: std::process::id() })?;
-        Ok(Self { link, filter })
+        let mut descriptors = opener.open(&Object::FlowProgram { engine: std::process::id() })?.into_iter();
+        let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidData);
+        Ok(Self { link: next()?, filter: next()?, is_pinned: next().is_ok() })
     }
 
     /// Returns true if the program is attached to the interface `index`.
@@ -333,6 +368,21 @@ impl Attached {
     pub(crate) fn filter(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         sys::set(socket, libc::SOL_SOCKET, sys::SO_ATTACH_BPF, &[self.filter.as_raw_fd() as u32])
     }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // A pinned link would stay. The file has no effect afterwards; the next engine removes it.
+        if self.is_pinned {
+            let _ = sys::bpf_detach(self.link.as_fd());
+        }
+    }
+}
+
+/// The time of CLOCK_MONOTONIC in nanoseconds, as bpf_ktime_get_ns has it.
+fn monotonic() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// An interface, as offload needs it.

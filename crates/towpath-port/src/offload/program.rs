@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::Map;
@@ -12,7 +13,8 @@ use aya::programs::{ProgramFd, SchedClassifier, SocketFilter};
 use aya::{Ebpf, EbpfLoader};
 
 use crate::host_filter::{Actions, Filter};
-use crate::sys;
+use crate::offload::Flows;
+use crate::{pins, sys};
 
 /// BPF_PROG_TYPE_SOCKET_FILTER, BPF_TCX_INGRESS, BPF_F_BEFORE (linux/bpf.h).
 const PROG_SOCKET_FILTER: u32 = 1;
@@ -27,6 +29,8 @@ struct Loaded {
     /// The process id of the engine.
     engine: u32,
     entries: u32,
+    /// Another engine was there before.
+    replaces: bool,
     redirect: OwnedFd,
     filter: OwnedFd,
     /// `flows`, `slots`, `epoch`, `stats`, `filters`.
@@ -43,13 +47,15 @@ pub(crate) fn load(engine: u32, entries: u32) -> io::Result<Vec<OwnedFd>> {
 
 /// Attaches the program for flows at the ingress hook of the interface `index`, before other programs, and returns its link and the
 /// filter for the sockets. The sockets do not receive what `host` keeps from them; `header` and `me` as for
-/// [`Filter::compile`].
+/// [`Filter::compile`]. If the entries outlive the process, the link is pinned at `pin` and returned again; without a BPF file system it
+/// is not, nor in an engine that has replaced another.
 pub(crate) fn attach(
-    of: (u32, u32),
-    index: u32,
+    engine: u32,
+    Flows { entries, outlive }: Flows,
+    (index, pin): (u32, &Path),
     host: Option<(&Filter, Actions, &[std::net::IpAddr])>,
 ) -> io::Result<Vec<OwnedFd>> {
-    with(of, |loaded| {
+    with((engine, entries), |loaded| {
         let filter = match host {
             Some((host, actions, me)) => {
                 let code = host.compile_before(14, me, actions, loaded.maps[4].as_fd());
@@ -57,8 +63,15 @@ pub(crate) fn attach(
             }
             None => loaded.filter.try_clone()?,
         };
+        // A killed engine's program would forward by entries of its own. A running one's, which this engine replaces, ends with it; if
+        // this engine failed, its pinned program would stay beside that one.
+        if !loaded.replaces {
+            let _ = pins::remove(pin);
+        }
         let link = sys::bpf_link(loaded.redirect.as_fd(), index, TCX_INGRESS, BEFORE)?;
-        Ok(vec![link, filter])
+        let pinned = outlive && !loaded.replaces && pins::replace(pin, link.as_fd()).is_ok();
+        let again = pinned.then(|| link.try_clone()).transpose()?;
+        Ok([link, filter].into_iter().chain(again).collect())
     })
 }
 
@@ -70,7 +83,7 @@ fn with<T>((engine, entries): (u32, u32), use_it: impl FnOnce(&Loaded) -> io::Re
     // The engine before may still run. Those before that have ended.
     let before = all.iter().map(|loaded| loaded.engine).rfind(|other| *other != engine);
     all.retain(|loaded| loaded.engine == engine || Some(loaded.engine) == before);
-    let loaded = Loaded::new(engine, entries)?;
+    let loaded = Loaded { replaces: before.is_some(), ..Loaded::new(engine, entries)? };
     let used = use_it(&loaded);
     all.push(loaded);
     used
@@ -100,7 +113,7 @@ impl Loaded {
         };
         let maps = [map("flows")?, map("slots")?, map("epoch")?, map("stats")?, map("filters")?];
         sys::bpf_set_program(maps[4].as_fd(), 0, filter.as_fd())?;
-        Ok(Self { engine, entries, redirect, filter, maps })
+        Ok(Self { engine, entries, replaces: false, redirect, filter, maps })
     }
 }
 

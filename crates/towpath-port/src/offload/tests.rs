@@ -7,6 +7,7 @@ use crate::netns::{Host, ip, until, veth, within};
 use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
 
 const ENTRIES: u32 = 64;
+const FLOWS: Flows = Flows { entries: ENTRIES, outlive: false };
 
 fn key(ifindex: u32, port: u16) -> FlowKey {
     FlowKey {
@@ -56,7 +57,7 @@ fn world() -> World {
     ip("link set r0 address 02:00:00:00:00:02");
     left.take("l0", "10.0.0.1/24");
     right.take("r0", "10.0.0.2/24");
-    let config = |name: &str| af_packet::Config { flows: Some(ENTRIES), ..af_packet::Config::new(name) };
+    let config = |name: &str| af_packet::Config { flows: Some(FLOWS), ..af_packet::Config::new(name) };
     let opener = Opener::local(&config("wan"));
     let map = FlowMap::open(&opener, ENTRIES).unwrap();
     map.set_epoch(|_| 7);
@@ -101,7 +102,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
                     .unwrap();
             });
         };
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
         map.write(3, redirect, 7);
         let (written, result) = map.insert(&[(key(from.ifindex, 7), 3)]);
         assert!(result.is_ok() && written == 1);
@@ -152,7 +153,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
 fn a_full_map_refuses_entries() {
     within(|| {
         let World { map, links: [from, to], .. } = world();
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
         let entries: Vec<_> =
             (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
         (0..ENTRIES).for_each(|slot| map.write(slot, redirect, 7));
@@ -175,7 +176,7 @@ fn the_host_filter_comes_first() {
         ip("addr add 10.0.0.254/24 dev wan");
         let host = crate::host_filter::Filter::parse(["arp", "udp from any to me 7"]).unwrap();
         let kernel = af_packet::Kernel::Excluded { host, closed: false, stated: true };
-        let config = af_packet::Config { flows: Some(ENTRIES), kernel, ..af_packet::Config::new("wan") };
+        let config = af_packet::Config { flows: Some(FLOWS), kernel, ..af_packet::Config::new("wan") };
         let map = FlowMap::open(&Opener::local(&config), ENTRIES).unwrap();
         let mut ports = config.open("wan", 1, &Opener::local(&config)).unwrap();
         let own = std::net::UdpSocket::bind("10.0.0.254:7").unwrap();

@@ -263,7 +263,7 @@ mod tests {
             ],
         ),
         ("control", &["socket", "owner", "group", "mode"]),
-        ("offload", &["after", "rules", "entries"]),
+        ("offload", &["after", "rules", "fail", "entries"]),
         ("metrics", &["listen", "group", "mode"]),
         ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
         ("events", &["output", "include"]),

@@ -1,6 +1,7 @@
 //! `[offload]`: flows whose packets the kernel forwards.
 
 use towpath_port::driver;
+use towpath_port::offload::Flows;
 
 use super::Port;
 use super::reader::Table;
@@ -14,11 +15,20 @@ pub struct Offload {
     pub all: bool,
     /// Entries of the map.
     pub entries: u32,
+    /// Flows go on until their lifetime ends if the engine is killed (`fail = "open"`).
+    pub outlive: bool,
+}
+
+impl Offload {
+    /// What the ports need.
+    pub fn flows(&self) -> Flows {
+        Flows { entries: self.entries, outlive: self.outlive }
+    }
 }
 
 impl Default for Offload {
     fn default() -> Self {
-        Self { after: 2, all: false, entries: 65_536 }
+        Self { after: 2, all: false, entries: 65_536, outlive: true }
     }
 }
 
@@ -30,10 +40,11 @@ pub(super) fn take<S>(top: &Table<'_, '_>, ports: &mut [(S, Port)]) -> Option<Of
         after: table.number("after").unwrap_or(default.after),
         all: table.word("rules") == Some("all"),
         entries,
+        outlive: table.word("fail") != Some("closed"),
     };
     let mut any = false;
     for (_, port) in ports {
-        any |= port.driver.set_flows(entries);
+        any |= port.driver.set_flows(offload.flows());
     }
     if !any {
         let names = driver::names().map(|(name, _)| name).filter(|name| *name == "af_packet");

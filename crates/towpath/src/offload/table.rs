@@ -3,19 +3,23 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use towpath_engine::flow_verdict;
 use towpath_engine::offload::{FlowPath, NoPath, flow_path};
 use towpath_engine::router::{Directory, NextHop};
+use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
     Cursor, Direction, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin,
     RecordedPort, RuleId, Segment,
 };
-use towpath_gate::{NoOffload, PortId, StateHit, Unseen, Walker};
+use towpath_gate::{PortId, StateHit, Unseen, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect};
 use towpath_wire::{Time, proto};
 
+use super::reasons::{is_established, is_transient, may_change};
+use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
 use crate::config;
 
@@ -28,12 +32,6 @@ const LOOKED: usize = 4 * EXAMINED;
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
 
-/// TCP flags in ipfw's word of a state: the SYN of each side.
-const SYNS: u32 = 0x0202;
-/// RST of either side, and FIN of both.
-const RSTS: u32 = 0x0404;
-const FINS: u32 = 0x0101;
-
 /// A state: its flow in the direction of its first packet, and its name.
 type StateKey = (Flow, Name);
 
@@ -44,7 +42,10 @@ struct Entry {
     /// The flow of its packets, and the port that they arrive on.
     flow: Flow,
     arrival: PortId,
-    state: StateKey,
+    /// `None` for a flow that has a verdict and no state.
+    state: Option<StateKey>,
+    /// The verdicts that pass its packets.
+    verdicts: Box<[Arc<SharedVerdict>]>,
     rules: Box<[RuleId]>,
     states: Box<[StateHit]>,
     /// The neighbor of a routed flow.
@@ -62,7 +63,7 @@ struct Waiting {
     state: StateKey,
     due: Instant,
     /// The time until it is looked at again, doubled each time.
-    pause: std::time::Duration,
+    pause: Duration,
 }
 
 /// See the module documentation.
@@ -90,6 +91,7 @@ pub(super) struct Table {
     epoch: u64,
     /// Where a walk through all states continues.
     sweep: Option<Cursor>,
+    verdicts: Verdicts,
     /// States were not examined for lack of room.
     missed: bool,
     /// The beginning of the last walk for this reason.
@@ -100,7 +102,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(map: Arc<FlowMap>, config: config::Offload, parts: Parts, links: Links) -> Self {
+    pub(super) fn new(
+        map: Arc<FlowMap>,
+        config: config::Offload,
+        parts: Parts,
+        links: Links,
+        verdicts: VerdictReader,
+    ) -> Self {
         let Parts { walker, journal, topology, interfaces, directory, start } = parts;
         let capacity = map.capacity();
         let now = Instant::now();
@@ -124,6 +132,7 @@ impl Table {
             epoch: 0,
             // States that exist already.
             sweep: Some(Cursor::default()),
+            verdicts: Verdicts::new(verdicts),
             missed: false,
             swept: now,
             ticked: now,
@@ -135,7 +144,8 @@ impl Table {
     }
 
     pub(super) fn stats(&self) -> OffloadStats {
-        OffloadStats { entries: self.entries.len() as u64, ..self.stats }
+        let deferred = self.stats.deferred + self.verdicts.deferred();
+        OffloadStats { entries: self.entries.len() as u64, deferred, ..self.stats }
     }
 
     /// The time of the states.
@@ -145,6 +155,7 @@ impl Table {
 
     /// Does a bounded part of the work that is due. Returns true if more is expected soon.
     pub(super) fn step(&mut self, now: Instant) -> bool {
+        self.map.beat();
         self.walker.catch_up();
         if self.links.changed() && self.read_links() {
             self.map.set_epoch(|epoch| {
@@ -154,6 +165,7 @@ impl Table {
         }
         self.follow_epoch();
         let mut busy = self.read_journal(now);
+        busy |= self.read_verdicts();
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
         busy |= self.sweep(now);
@@ -162,9 +174,11 @@ impl Table {
             self.drain();
             self.confirm_neighbors();
             self.release_slots(now);
+            self.verdicts.retry();
             if self.missed && self.sweep.is_none() && now.saturating_duration_since(self.swept) >= SWEEP {
                 (self.missed, self.swept) = (false, now);
                 self.sweep = Some(Cursor::default());
+                self.verdicts.tidy();
             }
         }
         if busy {
@@ -189,6 +203,23 @@ impl Table {
         self.epoch = epoch;
         self.stale = self.entries.keys().copied().collect();
         self.sweep = Some(Cursor::default());
+        self.verdicts.tidy();
+    }
+
+    /// Offloads the flows that inspectors have passed.
+    fn read_verdicts(&mut self) -> bool {
+        self.verdicts.forget_after_gap();
+        for _ in 0..EXAMINED {
+            let Some(announced) = self.verdicts.read() else { return false };
+            if announced.verdict.passes() {
+                let at = self.now();
+                let offered = self.offer_direction(None, &announced.flow, announced.arrival, at);
+                if offered.is_err_and(is_transient) {
+                    self.verdicts.retry_soon();
+                }
+            }
+        }
+        true
     }
 
     /// Reads the properties of the interfaces. Returns true if one has changed.
@@ -306,6 +337,7 @@ impl Table {
             let Some(key) = self.stale.pop() else { return false };
             let Some(entry) = self.entries.get(&key) else { continue };
             let (flow, arrival, state) = (entry.flow, entry.arrival, entry.state);
+            let verdicts = entry.verdicts.clone();
             let at = self.now();
             // What the kernel counted so far belongs to the rules that decided.
             self.drain_entry(&key, at);
@@ -313,14 +345,19 @@ impl Table {
                 Ok((found, path, redirect, neighbor)) if found == key => {
                     let epoch = self.epoch;
                     let Some(entry) = self.entries.get_mut(&key) else { continue };
-                    if *entry.states == *path.walk.states && self.map.renew(entry.slot, redirect, epoch) {
+                    let passing = self.verdicts.of(&path.walk, at);
+                    if *entry.states == *path.walk.states
+                        && passing.is_some_and(|passing| are_same(&verdicts, &passing))
+                        && self.map.renew(entry.slot, redirect, epoch)
+                        && verdicts.iter().all(|verdict| verdict.attach(entry.slot))
+                    {
                         entry.rules = path.walk.rules.into();
                         entry.neighbor = neighbor;
                         self.stats.renewed += 1;
                         continue;
                     }
                     self.remove(&key, now);
-                    self.insert(&state, (key, flow, arrival), path, redirect, neighbor);
+                    self.insert(state.as_ref(), (key, flow, arrival), path, redirect, neighbor);
                 }
                 _ => self.remove(&key, now),
             }
@@ -359,14 +396,14 @@ impl Table {
             Some(ForwardMode::Bridge { xmit, .. }) => Some(xmit),
             _ => None,
         };
-        let forward = self.offer_direction(state, &flow, arrival, at);
+        let forward = self.offer_direction(Some(state), &flow, arrival, at);
         let mut later = forward.is_err_and(is_transient);
         let egress = forward.ok().or(bridged);
         // Replies arrive by the port that the packets leave by, with the same tag.
         let vlan = self.topology.interface_of(arrival).and_then(|(_, vlan)| vlan);
         let out = egress.and_then(|egress| self.topology.interface_of(egress));
         if let Some(back) = out.and_then(|(at, _)| self.topology.arrival(at, vlan)) {
-            later |= self.offer_direction(state, &flow.reversed(), back, at).is_err_and(is_transient);
+            later |= self.offer_direction(Some(state), &flow.reversed(), back, at).is_err_and(is_transient);
         }
         later
     }
@@ -374,14 +411,14 @@ impl Table {
     /// Returns the egress port if there is an entry now.
     fn offer_direction(
         &mut self,
-        state: &StateKey,
+        state: Option<&StateKey>,
         flow: &Flow,
         arrival: PortId,
         at: Time,
     ) -> Result<PortId, NoPath> {
         let (key, path, redirect, neighbor) = self
             .prepare(flow, arrival, at)
-            .inspect_err(|reason| self.stats.not_offloaded += u64::from(!is_transient(*reason)))?;
+            .inspect_err(|reason| self.stats.not_offloaded += u64::from(!may_change(*reason)))?;
         let egress = path.egress;
         if !self.entries.contains_key(&key) {
             self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
@@ -401,8 +438,10 @@ impl Table {
         arrival: PortId,
         now: Time,
     ) -> Result<(FlowKey, FlowPath, Redirect, Option<(u16, IpAddr)>), NoPath> {
-        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now)?;
-        if !(self.config.all || path.walk.marked) {
+        let verdicts = &self.verdicts;
+        let passes = |queue, flow: &Flow| verdicts.passing(queue, flow, now).map(|verdict| verdict.mark());
+        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now, &passes)?;
+        if !(self.config.all || path.walk.marked || !path.walk.verdicts.is_empty()) {
             return Err(NoPath::NotMarked);
         }
         for hit in &path.walk.states {
@@ -445,17 +484,20 @@ impl Table {
             vlan,
             proto: flow.proto,
         };
-        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, route }, neighbor))
+        // A bridge forwards all tags alike if none has a port of its own.
+        let any_vlan = route.is_none() && !self.topology.has_vlans(interface);
+        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, route }, neighbor))
     }
 
     fn insert(
         &mut self,
-        state: &StateKey,
+        state: Option<&StateKey>,
         (key, flow, arrival): (FlowKey, Flow, PortId),
         path: FlowPath,
         redirect: Redirect,
         neighbor: Option<(u16, IpAddr)>,
     ) {
+        let Some(verdicts) = self.verdicts.of(&path.walk, self.now()) else { return };
         let Some(slot) = self.free.pop() else {
             self.stats.full += 1;
             self.missed = true;
@@ -471,14 +513,16 @@ impl Table {
             return;
         }
         self.stats.offered += 1;
-        for state in state_keys(state, &path.walk.states) {
-            self.by_state.entry(state).or_default().push(key);
+        let keys = state_keys(state, &path.walk.states);
+        for state in &keys {
+            self.by_state.entry(*state).or_default().push(key);
         }
         let entry = Entry {
             slot,
             flow,
             arrival,
-            state: *state,
+            state: keys.first().copied(),
+            verdicts: verdicts.clone(),
             rules: path.walk.rules.into(),
             states: path.walk.states.into(),
             neighbor,
@@ -487,6 +531,12 @@ impl Table {
             reset: None,
         };
         self.entries.insert(key, entry);
+        if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
+            self.remove(&key, Instant::now());
+        } else if self.config.outlive {
+            let at = self.now();
+            self.outlive(&key, at);
+        }
     }
 
     /// Ends an entry. The packets that the kernel has forwarded are counted when its slot is released.
@@ -497,11 +547,15 @@ impl Table {
         // With the counters before the slot is marked as ended.
         settle(&self.map, &mut self.walker, &mut entry, at);
         self.map.end(entry.slot);
+        for verdict in &entry.verdicts {
+            verdict.detach(entry.slot);
+            self.verdicts.retry_soon();
+        }
         // A failure leaves an entry whose slot has no epoch: it forwards nothing.
         if let Err(error) = self.map.remove(key) {
             log::warn!("offload: an entry cannot be removed: {error}");
         }
-        for state in state_keys(&entry.state, &entry.states) {
+        for state in state_keys(entry.state.as_ref(), &entry.states) {
             if let Some(keys) = self.by_state.get_mut(&state) {
                 keys.retain(|other| other != key);
                 if keys.is_empty() {
@@ -550,7 +604,29 @@ impl Table {
     /// Returns false if a state of the entry has ended, or a SYN has ended the entry.
     fn drain_entry(&mut self, key: &FlowKey, at: Time) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return true };
-        settle(&self.map, &mut self.walker, entry, at)
+        let before = entry.seen.packets;
+        let live = settle(&self.map, &mut self.walker, entry, at);
+        if self.config.outlive && entry.seen.packets != before {
+            self.outlive(key, at);
+        }
+        live
+    }
+
+    /// A packet has refreshed the flow of an entry: the entries of both directions would stay so long without an engine.
+    fn outlive(&mut self, key: &FlowKey, at: Time) {
+        let Some(entry) = self.entries.get(key) else { return };
+        let states = self.walker.states_mut();
+        let left = entry.states.iter().map(|hit| {
+            let state = states.listed(&hit.flow, Lookup::Named(hit.name), at);
+            state.map_or(Duration::ZERO, |state| state.remaining)
+        });
+        let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
+        let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
+        for key in both.into_iter().flatten().chain([key]) {
+            if let Some(entry) = self.entries.get(key) {
+                self.map.outlive(entry.slot, lifetime);
+            }
+        }
     }
 
     /// Applies the RST of an entry to its states. The engine has received the packet, and has compared it with acknowledgement numbers
@@ -563,7 +639,7 @@ impl Table {
             return;
         };
         // The acknowledgement numbers of both sides count.
-        for other in self.of_state(&entry.state.clone()) {
+        for other in entry.state.map_or_else(Vec::new, |state| self.of_state(&state)) {
             self.drain_entry(&other, at);
         }
         let Some(entry) = self.entries.get_mut(key) else { return };
@@ -597,7 +673,7 @@ impl Table {
 }
 
 /// Adds what the kernel counted for an entry to its states and rules. Returns false if one of the states has ended, or a SYN has ended the
-/// entry.
+/// entry, or a verdict does not apply any more.
 fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bool {
     let counts = map.counts(entry.slot);
     let before = std::mem::replace(&mut entry.seen, counts);
@@ -606,13 +682,14 @@ fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bo
     if packets > 0 || bytes > 0 {
         let unseen = Unseen { packets, bytes, ack: counts.ack };
         live = walker.count_unseen(&entry.rules, &entry.states, unseen, at);
+        entry.verdicts.iter().for_each(|verdict| verdict.saw(at));
     }
-    live && counts.in_use
+    live && counts.in_use && entry.verdicts.iter().all(|verdict| verdict.applies(at))
 }
 
 /// The states that an entry depends on: that for which it was written, and those of its lookups.
-fn state_keys(state: &StateKey, hits: &[StateHit]) -> Vec<StateKey> {
-    let mut keys = vec![*state];
+fn state_keys(state: Option<&StateKey>, hits: &[StateHit]) -> Vec<StateKey> {
+    let mut keys: Vec<_> = state.copied().into_iter().collect();
     for hit in hits {
         let flow = if hit.direction == Direction::Reverse { hit.flow.reversed() } else { hit.flow };
         if !keys.contains(&(flow, hit.name)) {
@@ -620,54 +697,4 @@ fn state_keys(state: &StateKey, hits: &[StateHit]) -> Vec<StateKey> {
         }
     }
     keys
-}
-
-/// The reason may soon be gone, without a change of rules or interfaces.
-fn is_transient(reason: NoPath) -> bool {
-    matches!(reason, NoPath::NoRoute | NoPath::NotEstablished | NoPath::Rules(NoOffload::Recheck))
-}
-
-/// A TCP connection whose SYNs were seen and that has not ended; any other flow.
-fn is_established(state: &Listed) -> bool {
-    let seen = state.tcp_seen;
-    state.flow.proto != proto::TCP || seen & SYNS == SYNS && seen & RSTS == 0 && seen & FINS != FINS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connections_are_offloaded_while_they_are_established() {
-        let listed = |proto, tcp_seen| Listed {
-            kind: Kind::State,
-            rule: RuleId(1),
-            name: Name::DEFAULT,
-            orphaned: false,
-            flow: Flow {
-                ends: towpath_wire::Ends::V4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
-                proto,
-                src_port: 1,
-                dst_port: 2,
-                zone: 0,
-            },
-            packets: [0; 2],
-            bytes: [0; 2],
-            remaining: std::time::Duration::ZERO,
-            tcp_seen,
-            picked_up: false,
-            tcp_ack: [0; 2],
-            origin: Origin::UNRECORDED,
-        };
-        for (proto, seen, expected) in [
-            (proto::UDP, 0, true),
-            (proto::TCP, 0x0002, false),
-            (proto::TCP, 0x0202, true),
-            (proto::TCP, 0x3_0203, true),
-            (proto::TCP, 0x0303, false),
-            (proto::TCP, 0x0602, false),
-        ] {
-            assert_eq!(is_established(&listed(proto, seen)), expected, "{seen:#x}");
-        }
-    }
 }

@@ -323,8 +323,9 @@ impl Supervisor {
         });
         let offload = match flow_map.zip(offload_parts) {
             Some((map, (walker, journal))) => {
+                let settings = config.offload.unwrap_or_default();
                 let interfaces = config.ports.iter().map(|port| {
-                    let offloads = port.driver.clone().set_flows(map.capacity());
+                    let offloads = port.driver.clone().set_flows(settings.flows());
                     port.driver.interface().filter(|_| offloads).map(str::to_owned)
                 });
                 let parts = offload::Parts {
@@ -335,7 +336,6 @@ impl Supervisor {
                     directory: directory.clone(),
                     start,
                 };
-                let settings = config.offload.unwrap_or_default();
                 let started = Offload::new(map, &settings, parts).and_then(|offload| {
                     ruleset.set_offload(Arc::clone(&offload));
                     Offloading::start(&offload)
@@ -365,6 +365,9 @@ impl Supervisor {
             let mut engine = Engine::live(io, walker, topology.clone(), queues, unserved);
             engine.set_reorder_limits(config.engine.reorder);
             engine.set_log_drops(config.engine.log_drops);
+            if let Some(offload) = ruleset.offload() {
+                engine.set_verdict_feed(offload.verdict_feed());
+            }
             let parts = Parts {
                 engine,
                 ports,
@@ -541,7 +544,7 @@ impl Supervisor {
 fn open_flow_map(config: &Config, opener_of: impl Fn(&config::Port) -> Opener) -> Option<FlowMap> {
     let offload = config.offload?;
     let mut ports = config.ports.iter();
-    let port = ports.find(|port| port.driver.clone().set_flows(offload.entries))?;
+    let port = ports.find(|port| port.driver.clone().set_flows(offload.flows()))?;
     match FlowMap::open(&opener_of(port), offload.entries) {
         Ok(map) => Some(map),
         Err(reason) => {

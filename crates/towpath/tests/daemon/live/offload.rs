@@ -24,18 +24,18 @@ add 400 allow ip from any to any recv wan keep-state
 ";
 
 /// The value of a counter of `show offload`.
-fn offload(engine: &Engine, name: &str) -> u64 {
+pub(super) fn offload(engine: &Engine, name: &str) -> u64 {
     let shown = engine.json("show offload --json");
     shown["offload"][name].as_u64().unwrap_or_else(|| panic!("{name}: {shown}"))
 }
 
 /// Waits until there are `count` entries.
-fn entries(engine: &Engine, count: u64) {
+pub(super) fn entries(engine: &Engine, count: u64) {
     until(|| offload(engine, "entries") == count);
 }
 
 /// The packets and bytes of the rule with this number.
-fn rule(engine: &Engine, number: u64) -> (u64, u64) {
+pub(super) fn rule(engine: &Engine, number: u64) -> (u64, u64) {
     let rules = engine.json("show rules --json");
     let rule = rules["rules"].as_array().unwrap().iter().find(|rule| rule["number"] == number);
     let count = |name: &str| rule.and_then(|rule| rule[name].as_u64()).unwrap_or_else(|| panic!("{rules}"));
@@ -50,13 +50,13 @@ fn state(engine: &Engine, port: u64) -> Value {
 }
 
 /// A UDP flow between the machines: datagrams go to and fro, and each must arrive before the next is sent.
-struct Flow {
-    left: UdpSocket,
-    right: UdpSocket,
+pub(super) struct Flow {
+    pub(super) left: UdpSocket,
+    pub(super) right: UdpSocket,
 }
 
 impl Flow {
-    fn new(left: &Host, right: &Host, port: u16) -> Self {
+    pub(super) fn new(left: &Host, right: &Host, port: u16) -> Self {
         let left = left.run(move || UdpSocket::bind((LEFT, port)).unwrap());
         let right = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
         for socket in [&left, &right] {
@@ -68,7 +68,7 @@ impl Flow {
     }
 
     /// One datagram in each direction. Each arrives once.
-    fn exchange(&self, number: u32) {
+    pub(super) fn exchange(&self, number: u32) {
         let mut buffer = [0; 64];
         for (from, to) in [(&self.left, &self.right), (&self.right, &self.left)] {
             from.send(&number.to_be_bytes()).unwrap();
@@ -77,8 +77,16 @@ impl Flow {
         }
     }
 
+    /// A datagram from the left to the right.
+    pub(super) fn send_word(&self, word: &[u8]) {
+        self.left.send(word).unwrap();
+        let mut buffer = [0; 64];
+        let len = self.right.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..len], word);
+    }
+
     /// No datagram is left.
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         [&self.left, &self.right].into_iter().all(|socket| {
             socket.set_nonblocking(true).unwrap();
             let quiet = socket.recv(&mut [0; 64]).is_err();

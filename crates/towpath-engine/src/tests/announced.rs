@@ -1,0 +1,68 @@
+//! Verdicts for flows are announced to flow offload when no packet of the flow waits.
+
+use std::sync::Arc;
+
+use towpath_gate::PortId;
+use towpath_ring::{Decision, Verdict};
+
+use super::*;
+use crate::verdict_feed::{Entries, VerdictFeed};
+
+#[derive(Debug)]
+struct NoEntries;
+
+impl Entries for NoEntries {
+    fn end(&self, _slot: u32) {}
+}
+
+/// Decides the oldest frame that the inspector has.
+fn decide_one(inspector: &Inspector, decision: Decision<'static>) {
+    let mut inside = inspector.0.borrow_mut();
+    let seq = inside.decided;
+    inside.verdicts.push((seq, decision));
+    inside.decided += 1;
+}
+
+#[test]
+fn a_flow_is_announced_after_its_packets_have_left() {
+    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
+    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
+    world.engine.set_verdict_feed(feed);
+    let inspector = world.inspector.clone();
+    let frame = packet("udp 10.0.0.1:1024 > 10.0.0.2:53");
+    let pass = Decision { flow: true, ..Verdict::Pass.into() };
+    world.burst(&[&frame, &frame]);
+    decide_one(&inspector, pass);
+    let Ok(()) = world.engine.idle();
+    // The second packet waits, so the third one leaves after it.
+    world.burst(&[&frame]);
+    assert!(reader.read().is_none());
+    decide_one(&inspector, Verdict::Pass.into());
+    let Ok(()) = world.engine.idle();
+    assert_eq!(world.counts(), [3, 3, 0, 0]);
+    world.burst(&[&frame, &frame]);
+    let announced = reader.read().expect("no packet waits");
+    assert_eq!((announced.queue, announced.arrival), (1, PortId(0)));
+    assert!(announced.verdict.passes());
+    assert!(reader.read().is_none());
+    world.assert_clear();
+}
+
+/// A verdict that does not pass is announced at once; the engine drops the packets.
+#[test]
+fn a_blocked_flow_is_announced_as_such() {
+    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
+    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
+    world.engine.set_verdict_feed(feed);
+    let inspector = world.inspector.clone();
+    let frame = packet("udp 10.0.0.1:1024 > 10.0.0.2:53");
+    world.burst(&[&frame, &frame]);
+    decide_one(&inspector, Decision { flow: true, ..Verdict::Drop.into() });
+    let Ok(()) = world.engine.idle();
+    assert!(!reader.read().expect("at once").verdict.passes());
+    world.burst(&[&frame]);
+    assert!(reader.read().is_none());
+    decide_one(&inspector, Verdict::Pass.into());
+    let Ok(()) = world.engine.idle();
+    assert_eq!(world.counts(), [3, 1, 2, 0]);
+}
