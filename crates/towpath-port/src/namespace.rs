@@ -1,4 +1,4 @@
-//! Private namespaces (namespaces(7)): a network namespace, and a user namespace with the capabilities to configure it.
+//! Private namespaces (namespaces(7)): a network namespace and others, and a user namespace with the capabilities to configure them.
 
 use std::{fs, io};
 
@@ -11,6 +11,27 @@ use crate::sys;
 /// Errors of unshare(2): EPERM without CAP_SYS_ADMIN; [`enter_user`] provides it.
 pub fn enter_network() -> io::Result<()> {
     sys::unshare_network()
+}
+
+/// A kind of namespace that a thread can enter alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Interfaces, addresses and abstract Unix sockets (network_namespaces(7)). The only interface is `lo`, which is down.
+    Network,
+    /// System V IPC and POSIX message queues (ipc_namespaces(7)).
+    Ipc,
+    /// The names of the host (uts_namespaces(7)).
+    Uts,
+    /// The root of the cgroups (cgroup_namespaces(7)).
+    Cgroup,
+}
+
+/// Moves the calling thread into new namespaces of these kinds, as [`enter_network`].
+///
+/// # Errors
+/// As [`enter_network`].
+pub fn enter(kinds: &[Kind]) -> io::Result<()> {
+    sys::unshare(kinds)
 }
 
 /// Moves the process into a new user namespace as root (user_namespaces(7)). It has all capabilities over namespaces created

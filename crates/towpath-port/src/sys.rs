@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_ulong, socklen_t};
 
+use crate::namespace;
+
 /// Limit on messages per call of [`send_many`].
 pub(crate) const MESSAGES: usize = 64;
 
@@ -530,8 +532,21 @@ pub(crate) fn interface_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 
 /// Moves the calling thread into a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: CLONE_NEWNET changes which network the thread sees, and nothing about its memory or descriptors.
-    checked(unsafe { libc::unshare(libc::CLONE_NEWNET) })?;
+    unshare(&[namespace::Kind::Network])
+}
+
+/// Moves the calling thread into new namespaces.
+pub(crate) fn unshare(kinds: &[namespace::Kind]) -> io::Result<()> {
+    let flag = |kind: &namespace::Kind| match kind {
+        namespace::Kind::Network => libc::CLONE_NEWNET,
+        namespace::Kind::Ipc => libc::CLONE_NEWIPC,
+        namespace::Kind::Uts => libc::CLONE_NEWUTS,
+        namespace::Kind::Cgroup => libc::CLONE_NEWCGROUP,
+    };
+    let flags = kinds.iter().map(flag).fold(0, |flags, flag| flags | flag);
+    // SAFETY: these flags change which network, names, cgroups and System V objects the thread sees. Shared memory of System V that the
+    // process has attached stays attached. Nothing changes about its descriptors.
+    checked(unsafe { libc::unshare(flags) })?;
     Ok(())
 }
 

@@ -16,9 +16,9 @@ use std::process::{Command, Stdio};
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and no package adds kTLS or connection tracking
-/// data of NFQUEUE to a kernel.
-const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
+/// Needs that are ignored with `CI=true` too: the captures are not part of the repository, and no package adds kTLS, Landlock or connection
+/// tracking data of NFQUEUE to a kernel.
+const OPTIONAL: [&str; 4] = ["shared", "ktls", "queue_ct", "landlock"];
 
 /// Ignores a test on a machine that lacks one of the listed needs. It stands before `#[test]`.
 ///
@@ -41,6 +41,7 @@ const OPTIONAL: [&str; 3] = ["shared", "ktls", "queue_ct"];
 /// | `ipv6` | a kernel with IPv6 |
 /// | `mptcp` | a kernel with MPTCP |
 /// | `ktls` | a kernel with kTLS |
+/// | `landlock` | a kernel with Landlock, as `python3` finds it |
 /// | `files` | a limit of 11,000 open files or more |
 /// | `somaxconn` | `net.core.somaxconn` of 400 or more |
 /// | `hugepages` | a writable `/proc/sys/vm/nr_hugepages` |
@@ -126,6 +127,13 @@ fn has(need: &str) -> Option<bool> {
         }
         "ipv6" => Path::new("/proc/net/if_inet6").exists(),
         "mptcp" => lists("/proc/net/protocols", "MPTCP"),
+        "landlock" => {
+            // landlock_create_ruleset(NULL, 0, LANDLOCK_CREATE_RULESET_VERSION)
+            in_python(
+                "python3",
+                "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall(444, None, 0, 1) < 1)",
+            )
+        }
         "ktls" => lists("/proc/sys/net/ipv4/tcp_available_ulp", "tls"),
         "files" => std::fs::read_to_string("/proc/self/limits").is_ok_and(|limits| {
             let line =

@@ -82,6 +82,11 @@ impl Named {
     pub fn framing(&self) -> &Framing {
         &self.framing
     }
+
+    /// The path of its file, if it is one. Paths are relative to `directory`.
+    pub fn file(&self, directory: &Path) -> Option<PathBuf> {
+        self.document.as_ref().map(|_| file(&self.text, directory).0)
+    }
 }
 
 /// Equal if the names and the contents are equal.

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Run, passed: Sockets) -> u8 {
     logging::configure(config.log.levels.clone());
     rules.warnings.iter().for_each(warn);
     open_files();
-    sandbox::arm(config.engine.sandbox);
+    sandbox::arm(config.engine.sandbox, rules.files);
     let supervisor = match Supervisor::start_with(config, rules.ruleset, passed, inherited) {
         Ok(supervisor) => supervisor,
         Err(failure) => {

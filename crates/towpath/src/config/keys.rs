@@ -163,6 +163,11 @@ pub const KEYS: &[Key] = &[
     new("queue", "stall", Seconds(0.001, 3600.0), "3 `deadline`", "time without an answer after which an inspector gets no packets (below)"),
     new("queue", "default", Word(&["pass", "drop"]), "as `unserved`", "verdict for packets that no inspector decides"),
 
+    new("queue.sandbox", "seccomp", Word(&["default", "off"]), "`default` if the kernel accepts the filter", "`default`: [system calls](privileges.md#sandbox-of-a-program) that programs of packets and messages do not need fail with EPERM"),
+    new("queue.sandbox", "namespaces", Texts, "", "new namespaces of each process: `net`, `ipc`, `uts`, `cgroup`; needs an engine that root starts"),
+    new("queue.sandbox", "read", Texts, "all", "files and directories that the program may read and execute, besides those of the [system](privileges.md#sandbox-of-a-program)"),
+    new("queue.sandbox", "write", Texts, "all; none with `read`", "files and directories that the program may read and write"),
+
     new("mux", "listen", Texts, "required", "`\"HOST:PORT\"` or `\"unix:PATH\"`"),
     new("mux", "thread", NumberOr(0, 63, "own"), "in turn", "engine thread that serves the mux; without ports `\"own\"`"),
     new("mux", "framing", Text, "required", "preset, clauses, or file ([framing](framing.md))"),
@@ -200,6 +205,11 @@ pub const KEYS: &[Key] = &[
     new("mux", "tls-kernel", Switch, "`false`", "the kernel encrypts and decrypts after the handshake ([TLS](mux.md#tls-by-the-kernel))"),
     new("mux", "starttls", Switch, "`false`", "begin in plaintext and require [STARTTLS](mux.md#starttls)"),
 
+    new("mux.sandbox", "seccomp", Word(&["default", "off"]), "`default` if the kernel accepts the filter", "`default`: [system calls](privileges.md#sandbox-of-a-program) that programs of packets and messages do not need fail with EPERM"),
+    new("mux.sandbox", "namespaces", Texts, "", "new namespaces of each process: `net`, `ipc`, `uts`, `cgroup`; needs an engine that root starts"),
+    new("mux.sandbox", "read", Texts, "all", "files and directories that the program may read and execute, besides those of the [system](privileges.md#sandbox-of-a-program)"),
+    new("mux.sandbox", "write", Texts, "all; none with `read`", "files and directories that the program may read and write"),
+
     new("engine", "threads", Number(1, 63), "`1`", "threads that process packets; at most 63 together with the muxes"),
     new("engine", "cpus", Numbers(0, 1023), "", "CPU of each thread"),
     new("engine", "wait", Word(&["park", "spin"]), "`\"park\"`", "`park` sleeps without packets, `spin` never sleeps"),
@@ -210,7 +220,7 @@ pub const KEYS: &[Key] = &[
     new("engine", "drain", Seconds(0.0, 3600.0), "`5`", "time that a stop waits for inspectors"),
     new("engine", "upgrade", Texts, "", "programs that an [upgrade](run.md#upgrade) may start, as absolute paths; the first one is the default"),
     new("engine", "upgrade-time", Seconds(1.0, 3600.0), "`30`", "time for the new version to be ready"),
-    new("engine", "sandbox", Word(&["kill", "log", "off"]), "`kill` if the kernel accepts the filters", "a thread that makes a [system call that its role does not make](privileges.md#system-calls): the process ends, or the kernel logs it"),
+    new("engine", "sandbox", Word(&["kill", "log", "off"]), "`kill` if the kernel accepts the filters", "[system calls](privileges.md#system-calls) that a thread's role lacks end the process, or are logged; `kill` also restricts [files](privileges.md#files)"),
     new("engine", "log-drops", Word(&["losses", "all", "no"]), "`\"losses\"`", "dropped packets to [log](#log): those that no rule and no inspector decided, all, or none"),
     new("engine", "hugepages", Flag, "`false`", "state table in huge pages"),
     new("engine", "user", Text, "`towpath`, if it exists", "user of the engine, if root starts it ([privileges](privileges.md))"),

@@ -187,7 +187,7 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         name: name.value.to_owned(),
         listen,
         workers: table.number("workers").map_or(processors.min(64), |count| count as usize),
-        process: process::take(table),
+        process: process::take(table, directory),
         thread: thread(table, threads),
         order,
         in_flight: table.number("in-flight").map(|most| most as usize),

@@ -1,16 +1,16 @@
-//! The keys `user`, `group`, `env`, `limits` and `cgroup` of [queue.N] and [mux.NAME]: how a started program runs.
+//! The keys `user`, `group`, `env`, `limits`, `cgroup` and `sandbox` of [queue.N] and [mux.NAME]: how a started program runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::reader::Table;
+use super::reader::{At, Table, meant};
 use super::users;
-use crate::process::{Identity, LIMITS, Limit, Settings};
+use crate::process::{Identity, LIMITS, Limit, Namespace, Sandbox, Settings};
 
 /// Directory of the cgroups (v2) that relative names are in.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Reads the keys.
-pub(super) fn take(table: &Table<'_, '_>) -> Settings {
+/// Reads the keys. Paths are relative to `directory`.
+pub(super) fn take(table: &Table<'_, '_>, directory: &Path) -> Settings {
     let account = table.text("user").and_then(|name| users::account(table, &name));
     let group = table.text("group").and_then(|name| users::group(table, &name)).map(|group| group.id);
     Settings {
@@ -19,7 +19,44 @@ pub(super) fn take(table: &Table<'_, '_>) -> Settings {
         env: table.texts("env").iter().filter_map(|text| variable(table, text)).collect(),
         limits: table.texts("limits").iter().filter_map(|text| limit(table, text)).collect(),
         cgroup: table.text("cgroup").map(|text| Path::new(CGROUPS).join(text.value)),
+        sandbox: sandbox(table, directory),
     }
+}
+
+/// The table `sandbox`.
+fn sandbox(table: &Table<'_, '_>, directory: &Path) -> Sandbox {
+    let Some(table) = table.table("sandbox") else { return Sandbox::default() };
+    let paths = |key| {
+        let texts = table.texts(key);
+        table.has(key).then(|| texts.iter().filter_map(|text| path(&table, text, directory)).collect())
+    };
+    let sandbox = Sandbox {
+        seccomp: table.word("seccomp").map(|word| word == "default"),
+        namespaces: table.texts("namespaces").iter().filter_map(|text| namespace(&table, text)).collect(),
+        read: paths("read"),
+        write: paths("write"),
+    };
+    table.finish();
+    sandbox
+}
+
+fn namespace(table: &Table<'_, '_>, text: &At<&str>) -> Option<Namespace> {
+    let found = Namespace::of_word(text.value);
+    if found.is_none() {
+        let names: Vec<_> = Namespace::ALL.iter().map(|(name, _)| *name).collect();
+        let hint = meant(text.value, names.iter().copied())
+            .unwrap_or_else(|| format!("the namespaces are {}", names.join(", ")));
+        table.wrong(&text.span, format!("`{}` is not a namespace of a sandbox", text.value), hint);
+    }
+    found
+}
+
+fn path(table: &Table<'_, '_>, text: &At<&str>, directory: &Path) -> Option<PathBuf> {
+    if text.value.is_empty() || text.value.contains('\0') {
+        table.wrong(&text.span, format!("`{}` is not a path", text.value.escape_debug()), "");
+        return None;
+    }
+    Some(directory.join(text.value))
 }
 
 /// The user and group of the engine: `user` and `group` of [engine].
@@ -33,7 +70,7 @@ pub(super) fn engine(table: &Table<'_, '_>) -> Option<Identity> {
     Some(Identity { group: group.map_or(account.group, |group| group.id), ..account })
 }
 
-fn variable(table: &Table<'_, '_>, text: &super::reader::At<&str>) -> Option<String> {
+fn variable(table: &Table<'_, '_>, text: &At<&str>) -> Option<String> {
     let name = text.value.split('=').next().unwrap_or_default();
     if name.is_empty() || text.value.contains('\0') {
         let message = format!("`{}` is not an environment variable", text.value);
@@ -43,7 +80,7 @@ fn variable(table: &Table<'_, '_>, text: &super::reader::At<&str>) -> Option<Str
     Some(text.value.to_owned())
 }
 
-fn limit(table: &Table<'_, '_>, text: &super::reader::At<&str>) -> Option<Limit> {
+fn limit(table: &Table<'_, '_>, text: &At<&str>) -> Option<Limit> {
     let limit = Limit::parse(text.value);
     if limit.is_none() {
         let names: Vec<_> = LIMITS.iter().map(|(name, _)| *name).collect();

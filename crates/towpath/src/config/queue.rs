@@ -217,7 +217,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         table.wrong(&name.span, format!("queue {} needs `socket` or `command`", name.value), hint);
     }
     let users = users::take(table);
-    for key in ["user", "group", "env", "limits", "cgroup"] {
+    for key in ["user", "group", "env", "limits", "cgroup", "sandbox"] {
         if commands.is_empty() && table.has(key) && !table.has("command") {
             table.wrong(
                 &table.span_of(key),
@@ -242,7 +242,7 @@ fn inspectors(table: &Table<'_, '_>, directory: &Path, name: &At<&str>, threads:
         nfqueue: table.word("interface") == Some("nfqueue"),
         workers: table.number("workers").unwrap_or(1) as usize,
         standby: standby.map_or(0, |at| at.value) as usize,
-        process: process::take(table),
+        process: process::take(table, directory),
         may_inject: table.flag("may-inject").unwrap_or(false),
         memory: memory.as_ref().map(|at| at.value * MIB),
     };

@@ -102,8 +102,13 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     fn child(&self, key: &'static str, table: &'t DeTable<'t>, span: Range<usize>) -> Self {
-        // The only table of the second level.
-        let path = if self.path == "port" && key == "vlan" { "port.vlan" } else { key };
+        // The tables of the second level.
+        let path = match (self.path, key) {
+            ("port", "vlan") => "port.vlan",
+            ("queue", "sandbox") => "queue.sandbox",
+            ("mux", "sandbox") => "mux.sandbox",
+            _ => key,
+        };
         Self { entries: table, findings: self.findings, path, span, known: RefCell::default() }
     }
 

@@ -1,8 +1,10 @@
 //! The rules of a configuration, checked against its ports and queues.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use toml::de::DeTable;
 use towpath_gate::rules::option::{Arg, Interface, Term, Test};
@@ -21,6 +23,8 @@ pub struct Rules {
     pub ruleset: Ruleset,
     /// Warnings.
     pub warnings: Vec<Diagnostic>,
+    /// Files of table entries that the rules name.
+    pub files: Vec<PathBuf>,
 }
 
 impl Config {
@@ -40,7 +44,7 @@ impl Config {
     ///
     /// All errors of the rule file.
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
-        let parsed = parse_rule_file(file, text);
+        let (parsed, files) = parse_with_files(file, text);
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
         let mut errors = self.look_for_connections(file, &ruleset);
         errors.extend(ruleset.offload_without_table(file).filter(|_| self.offload.is_none()));
@@ -49,7 +53,7 @@ impl Config {
         }
         let mut warnings = parsed.warnings;
         self.warn_of_unknown_names(file, &ruleset, &mut warnings);
-        Ok(Rules { ruleset, warnings })
+        Ok(Rules { ruleset, warnings, files })
     }
 
     /// Returns a warning if TCP connections have states, `dyn_keepalive` is on, and no keepalive is ever sent because there is no route.
@@ -181,16 +185,26 @@ const TABLE_FILE_MAX: u64 = 64 << 20;
 
 /// Parses the text of a rule file. The paths of the files of `table NAME load FILE` are relative to the rule file's directory.
 pub fn parse_rule_file(file: &str, text: &str) -> Parsed {
+    parse_with_files(file, text).0
+}
+
+/// As [`parse_rule_file`]. Also returns the paths of the files of table entries.
+fn parse_with_files(file: &str, text: &str) -> (Parsed, Vec<PathBuf>) {
     let directory = Path::new(file).parent().unwrap_or(Path::new(".")).to_owned();
-    Ruleset::parse_with_files(file, text, move |name| {
-        let mut text = Vec::new();
-        File::open(directory.join(name))?.take(TABLE_FILE_MAX + 1).read_to_end(&mut text)?;
+    let files = Rc::new(RefCell::new(Vec::new()));
+    let named = Rc::clone(&files);
+    let parsed = Ruleset::parse_with_files(file, text, move |name| {
+        let (path, mut text) = (directory.join(name), Vec::new());
+        named.borrow_mut().push(path.clone());
+        File::open(path)?.take(TABLE_FILE_MAX + 1).read_to_end(&mut text)?;
         if text.len() as u64 > TABLE_FILE_MAX {
             let most = TABLE_FILE_MAX >> 20;
             return Err(io::Error::other(format!("a file of table entries has at most {most} MiB")));
         }
         Ok(String::from_utf8_lossy(&text).into_owned())
-    })
+    });
+    let files = files.take();
+    (parsed, files)
 }
 
 /// The errors of the rules of a configuration that has errors itself.

@@ -26,7 +26,9 @@ const TABLES: &[(&str, Shape, &str)] = &[
     ("bridge", Shape::List, "Two ports whose packets are forwarded to each other"),
     ("route", Shape::List, "A route"),
     ("queue", Shape::Numbered, "The queue of `inspect N`, `divert N` and `tee N` in the rules"),
+    ("queue.sandbox", Shape::One, "What the programs of `command` may not do"),
     ("mux", Shape::Named, "A message server"),
+    ("mux.sandbox", Shape::One, "What the programs of `worker` may not do"),
     ("engine", Shape::One, "The threads, their memory and their user"),
     ("control", Shape::One, "The control socket"),
     ("metrics", Shape::One, "The metrics endpoint"),
@@ -73,8 +75,12 @@ fn table(name: &str) -> Json {
     let (_, shape, purpose) = TABLES.iter().find(|(own, ..)| *own == name).expect("every table is listed");
     let mut one = object(name);
     one.as_object_mut().expect("an object").insert("description".to_owned(), (*purpose).into());
-    if name == "port" {
-        one["properties"]["vlan"] = table("port.vlan");
+    for (inner, ..) in TABLES {
+        if let Some((outer, key)) = inner.split_once('.')
+            && outer == name
+        {
+            one["properties"][key] = table(inner);
+        }
     }
     match shape {
         Shape::One => one,
@@ -164,24 +170,22 @@ mod tests {
     fn every_key_is_in_the_schema() {
         let schema = schema();
         for key in KEYS {
-            let path = match key.table {
-                "" => format!("/properties/{}", key.name),
-                "port.vlan" => {
-                    let vlan = "/properties/port/additionalProperties/properties/vlan/additionalProperties";
-                    format!("{vlan}/properties/{}", key.name)
-                }
-                table => {
-                    let (_, shape, _) =
-                        TABLES.iter().find(|(name, ..)| *name == table).expect("the table is listed");
-                    let inner = match shape {
-                        Shape::One => "",
-                        Shape::Named => "/additionalProperties",
-                        Shape::Numbered => "/patternProperties/^[1-9][0-9]{0,4}$",
-                        Shape::List => "/anyOf/0",
-                    };
-                    format!("/properties/{table}{inner}/properties/{}", key.name)
-                }
-            };
+            // A table of the second level is in that of the first.
+            let first = key.table.split_once('.').map(|(outer, _)| outer);
+            let tables = first.into_iter().chain(Some(key.table).filter(|table| !table.is_empty()));
+            let path = tables.fold(String::new(), |path, table| {
+                let (_, shape, _) =
+                    TABLES.iter().find(|(name, ..)| *name == table).expect("the table is listed");
+                let inner = match shape {
+                    Shape::One => "",
+                    Shape::Named => "/additionalProperties",
+                    Shape::Numbered => "/patternProperties/^[1-9][0-9]{0,4}$",
+                    Shape::List => "/anyOf/0",
+                };
+                let name = table.rsplit('.').next().unwrap_or(table);
+                format!("{path}/properties/{name}{inner}")
+            });
+            let path = format!("{path}/properties/{}", key.name);
             let found = schema.pointer(&path).unwrap_or_else(|| panic!("{path} is missing"));
             let description = found["description"].as_str().unwrap_or_default();
             assert!(!description.is_empty() && !description.contains("]("), "{path}: {description}");

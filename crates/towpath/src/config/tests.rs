@@ -70,6 +70,20 @@ fn errors_have_a_position_and_a_hint() {
             ],
         ),
         (
+            bridge("[queue.1]\ncommand = \"c\"\n[queue.1.sandbox]\nseccomp = \"of\"\nnamespaces = [\"net\", \"nets\", \"pid\"]\nraed = \"/x\"\nwrite = \"\""),
+            &[
+                "t:13:11: `seccomp` cannot be \"of\"; did you mean `off`?",
+                "t:14:22: `nets` is not a namespace of a sandbox; did you mean `net`?",
+                "t:14:30: `pid` is not a namespace of a sandbox; the namespaces are net, ipc, uts, cgroup",
+                "t:15:1: unknown key `raed`; did you mean `read`?",
+                "t:16:9: `` is not a path",
+            ],
+        ),
+        (
+            bridge("[queue.1]\nsocket = \"s\"\nsandbox.seccomp = \"off\""),
+            &["t:12:1: `sandbox` is for a `command`; inspectors that attach choose it themselves"],
+        ),
+        (
             bridge("[queue.1]\nsocket = \"s\"\noverload = \"drop-oldest\""),
             &["t:12:12: overload `drop-oldest` is not block, drop-newest, drop-oldest:COUNT, pass, drop or queue:N"],
         ),

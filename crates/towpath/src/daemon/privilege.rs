@@ -15,7 +15,7 @@ use towpath_ring::reaper::Reaper;
 
 use crate::config::{Config, users};
 use crate::logging;
-use crate::process::Identity;
+use crate::process::{Identity, Sandbox};
 use crate::sandbox::{self, Role};
 
 /// A set of capabilities (capabilities(7)).
@@ -53,7 +53,8 @@ impl Capabilities {
         Self(set)
     }
 
-    /// The capabilities of the launcher: those that ports need, and those that start a process as another user in a cgroup, and end it.
+    /// The capabilities of the launcher: those that ports need, and those that start a process as another user in a cgroup and in new
+    /// namespaces, and end it.
     pub(super) fn of_launcher(config: &Config) -> Self {
         let starts = CapabilitySet::SETUID
             | CapabilitySet::SETGID
@@ -66,7 +67,14 @@ impl Capabilities {
             true => CapabilitySet::empty(),
             false => CapabilitySet::CHOWN | CapabilitySet::SYS_RESOURCE,
         };
-        Self(Self::needed(config).0 | optional.0 | starts | upgrades)
+        let mut queues = config.queues.iter().map(|queue| &queue.inspectors.process.sandbox);
+        let mut muxes = config.muxes.iter().map(|mux| &mux.process.sandbox);
+        let enters = |sandbox: &Sandbox| !sandbox.namespaces.is_empty();
+        let namespaces = match queues.any(enters) || muxes.any(enters) {
+            true => CapabilitySet::SYS_ADMIN,
+            false => CapabilitySet::empty(),
+        };
+        Self(Self::needed(config).0 | optional.0 | starts | upgrades | namespaces)
     }
 
     /// Drops all other capabilities of this thread and of threads and processes that it starts, and the possibility to get new ones by

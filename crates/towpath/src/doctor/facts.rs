@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::sandbox::files::abi as landlock_version;
 use rustix::process::{Resource, getrlimit};
 use towpath_port::kernel_path::KernelPath;
 use towpath_port::probe::{self, Link, XdpFeatures, XdpProgram};
@@ -27,6 +28,10 @@ pub(super) struct Facts {
     pub(super) memlock: Option<u64>,
     /// The policy for transparent huge pages.
     pub(super) transparent: Option<String>,
+    /// The kernel has seccomp filters with the actions of the sandbox.
+    pub(super) seccomp: bool,
+    /// The version of Landlock. `None`: the kernel does not have it.
+    pub(super) landlock: Option<u32>,
     /// New user namespaces without privilege: why not.
     pub(super) no_userns: Option<&'static str>,
     pub(super) tun: bool,
@@ -112,6 +117,7 @@ impl Facts {
         let links: Vec<Link> = probe::links().unwrap_or_default().into_iter().filter(wanted).collect();
         let mut facts = Self::below(Path::new("/"), &links);
         facts.memlock = getrlimit(Resource::Memlock).current;
+        facts.landlock = landlock_version();
         for interface in &mut facts.interfaces {
             interface.offloads = probe::offloads(&interface.name).ok();
             interface.kernel = KernelPath::of(&interface.name).map(|path| path.words()).unwrap_or_default();
@@ -150,6 +156,10 @@ impl Facts {
             transparent: files
                 .text("sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|words| Some(words.split_once('[')?.1.split_once(']')?.0.to_owned())),
+            seccomp: files.text("proc/sys/kernel/seccomp/actions_avail").is_some_and(|actions| {
+                ["trap", "errno"].iter().all(|own| actions.split(' ').any(|it| it == *own))
+            }),
+            landlock: None,
             no_userns: no_userns(&files),
             tun: files.has("dev/net/tun"),
             nfqueue: files.has("proc/net/netfilter/nfnetlink_queue"),
@@ -229,6 +239,7 @@ mod tests {
         write("proc/sys/net/netfilter/nf_conntrack_count", "7\n");
         write("proc/sys/net/netfilter/nf_conntrack_max", "262144\n");
         write("proc/sys/kernel/unprivileged_userns_clone", "0\n");
+        write("proc/sys/kernel/seccomp/actions_avail", "kill_process trap errno allow\n");
         write("proc/stat", "cpu  1 2\ncpu0 1\ncpu1 1\nintr 5\n");
         write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
         write("sys/class/net/eth0/ifindex", "3\n");
@@ -246,6 +257,7 @@ mod tests {
         assert!(facts.protocols.contains(&"XDP".to_owned()));
         assert_eq!((facts.softnet, facts.conntrack, facts.cpus), ((19, 1), Some((7, 262_144)), 2));
         assert_eq!(facts.transparent.as_deref(), Some("madvise"));
+        assert!(facts.seccomp);
         assert_eq!(facts.no_userns, Some("kernel.unprivileged_userns_clone = 0"));
         let [interface, others @ ..] = &facts.interfaces[..] else { panic!("{:?}", facts.interfaces) };
         assert_eq!((interface.name.as_str(), interface.mtu, interface.rx_queues), ("eth0", 1500, 2));
@@ -263,6 +275,6 @@ mod tests {
         // An empty machine is no panic.
         let empty = tempfile::tempdir().unwrap();
         let facts = Facts::below(empty.path(), &[]);
-        assert!(facts.interfaces.is_empty() && facts.cpus == 1);
+        assert!(facts.interfaces.is_empty() && facts.cpus == 1 && !facts.seccomp);
     }
 }

@@ -3,6 +3,7 @@
 //! `facts` reads; `findings` judges the facts without IO.
 
 mod facts;
+mod sandbox;
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -81,6 +82,8 @@ pub const CHECKS: &[&str] = &[
     "bpf_fs",
     "memlock",
     "huge_pages",
+    "seccomp",
+    "landlock",
     "conntrack",
     "userns",
     "backlog",
@@ -221,6 +224,7 @@ fn findings(facts: &Facts, purposes: &[Purpose]) -> Vec<Finding> {
         memlock(facts, kernel, &mut found);
     }
     huge_pages(facts, &mut found);
+    sandbox::findings(facts, &mut found);
     if wants(Purpose::Nfqueue) {
         nfqueue(facts, &mut found);
     }
@@ -597,6 +601,8 @@ mod tests {
             protocols: ["PACKET", "XDP"].map(str::to_owned).into(),
             bpf_fs: true,
             transparent: Some("madvise".into()),
+            seccomp: true,
+            landlock: Some(5),
             tun: true,
             nfqueue: true,
             cpus: 4,
@@ -628,7 +634,7 @@ mod tests {
     #[test]
     fn each_lack_and_hint_is_found_alone() {
         type Change = fn(&mut Facts);
-        let rows: [(Change, &str, Level); 26] = [
+        let rows: [(Change, &str, Level); 29] = [
             (|facts| facts.release = "6.1.0".into(), "kernel", Level::Hint),
             (|facts| facts.capabilities &= !(1 << 13), "capabilities", Level::Lack),
             (|facts| facts.capabilities &= !(1 << 39 | 1 << 21), "capabilities", Level::Lack),
@@ -642,6 +648,9 @@ mod tests {
                 Level::Lack,
             ),
             (|facts| facts.transparent = Some("never".into()), "huge_pages", Level::Hint),
+            (|facts| facts.seccomp = false, "seccomp", Level::Hint),
+            (|facts| facts.landlock = None, "landlock", Level::Hint),
+            (|facts| facts.landlock = Some(4), "landlock", Level::Hint),
             (|facts| facts.nfqueue = false, "nfqueue", Level::Lack),
             (|facts| facts.conntrack = Some((1, 100)), "conntrack", Level::Hint),
             (|facts| facts.conntrack = Some((90, 100)), "conntrack", Level::Lack),

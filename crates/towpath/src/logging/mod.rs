@@ -446,9 +446,15 @@ impl<W: Write> Writer<W> {
         crate::background::begin();
         let shared = Arc::clone(&self.shared);
         let mut queue = shared.lock();
+        let mut restricted = false;
         loop {
-            // The thread writes lines before the engine is restricted.
-            sandbox::enter(Role::Log);
+            // The thread writes lines before the engine is restricted. A failure is a line, for which the queue must be free.
+            if !restricted && sandbox::has_begun() {
+                restricted = true;
+                drop(queue);
+                sandbox::enter(Role::Log);
+                queue = shared.lock();
+            }
             let (now, finishing) = (shared.now(), queue.finishing);
             // Summaries and reports are written even if the queue is full.
             let summaries = match queue.limiter.poll_timeout() {

@@ -19,6 +19,7 @@ use rustix::thread::{
 use towpath_port::credentials;
 
 use super::spec::{Identity, Spec};
+use crate::sandbox::program::Paths;
 
 /// Limit on the bytes of a spec: the kernel's limit on arguments and environment is of this order.
 const SPEC_MAX: u64 = 8 << 20;
@@ -74,6 +75,10 @@ fn execute(spec: &Spec) -> Failed {
     if let Err(failed) = enter(spec) {
         return failed;
     }
+    // Nothing but the execution follows.
+    if let Err(error) = spec.sandbox.refuse_calls() {
+        return Failed { step: "refusing system calls (`seccomp` of the sandbox)", error };
+    }
     let run = |program: &str| {
         let environment = spec.environment.iter().map(|(name, value)| (name, value));
         Command::new(program).arg0(first).args(rest).env_clear().envs(environment).exec()
@@ -105,6 +110,10 @@ fn enter(spec: &Spec) -> Result<(), Failed> {
         // "0" is the process that writes (Documentation/admin-guide/cgroup-v2.rst).
         std::fs::write(cgroup.join("cgroup.procs"), "0").map_err(system("joining the cgroup"))?;
     }
+    spec.sandbox
+        .enter_namespaces()
+        .map_err(system("entering new namespaces (`namespaces` of the sandbox)"))?;
+    let paths = spec.sandbox.open_paths(spec).map_err(system("opening `read` and `write` of the sandbox"))?;
     for limit in &spec.limits {
         limit.apply().map_err(failed("setting a resource limit"))?;
     }
@@ -136,7 +145,7 @@ fn enter(spec: &Spec) -> Result<(), Failed> {
             return Err(Failed { step: "setting the parent-death signal", error });
         }
     }
-    Ok(())
+    paths.map_or(Ok(()), Paths::restrict).map_err(system("restricting the files (Landlock)"))
 }
 
 impl Failed {

@@ -43,7 +43,8 @@ pub(crate) fn make(others_enter: bool) -> io::Result<SocketDirectory> {
         permit_entry(directory.path())?;
     }
     let new = directory.path().join("new");
-    let lock = File::create_new(&new)?;
+    // For writing only: the sandbox of the engine permits no more in this place.
+    let lock = File::options().write(true).create_new(true).open(&new)?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     std::fs::rename(&new, directory.path().join(LOCK))?;
     Ok(SocketDirectory { directory, _lock: lock })

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::limit::Limit;
+use super::sandbox::Sandbox;
 
 /// Variables of the engine's environment that a program of `towpath run` gets. Those that begin with `LC_` and `TOWPATH_` are passed, too.
 const PASSED: &[&str] = &["PATH", "LANG", "TZ", "HOME", "TERM"];
@@ -39,6 +40,8 @@ pub struct Settings {
     pub limits: Vec<Limit>,
     /// Directory of a cgroup (v2) that the process joins.
     pub cgroup: Option<PathBuf>,
+    /// Further restrictions.
+    pub sandbox: Sandbox,
 }
 
 /// A program of the configuration: its words and its settings.
@@ -63,6 +66,8 @@ pub struct Spec {
     pub limits: Vec<Limit>,
     /// Directory of a cgroup (v2).
     pub cgroup: Option<PathBuf>,
+    /// Further restrictions.
+    pub sandbox: Sandbox,
     /// The process is killed when the process with this id, its parent, ends.
     pub dies_with: Option<u32>,
 }
@@ -75,7 +80,7 @@ impl Program {
 
     /// The program of a daemon: a cleared environment and limits.
     pub(crate) fn confined(&self, socket: &Path, identity: Option<Identity>) -> Spec {
-        let Settings { env, limits, cgroup, .. } = &self.settings;
+        let Settings { env, limits, cgroup, sandbox, .. } = &self.settings;
         let mut environment: Vec<(OsString, OsString)> = std::env::vars_os()
             .filter(|(name, _)| {
                 let name = name.to_string_lossy();
@@ -101,6 +106,7 @@ impl Program {
             environment,
             limits: all,
             cgroup: cgroup.clone(),
+            sandbox: sandbox.clone(),
             dies_with: None,
         }
     }
@@ -115,6 +121,7 @@ impl Program {
             environment,
             limits: Vec::new(),
             cgroup: None,
+            sandbox: Sandbox::interactive(),
             dies_with: None,
         }
     }

@@ -96,6 +96,10 @@ impl Local {
             let text = "`user` and `group` need an engine that is started as root";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
+        if !settings.sandbox.namespaces.is_empty() {
+            let text = "`namespaces` need an engine that is started as root";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
         let spec = match self.interactive {
             true => program.interactive(socket),
             false => program.confined(socket, None),

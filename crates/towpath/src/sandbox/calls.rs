@@ -45,7 +45,7 @@ pub(super) const BASE: Group = Group {
             SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_sigaltstack SYS_tgkill SYS_restart_syscall
             SYS_getpid SYS_gettid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getrandom SYS_getrusage SYS_prlimit64 SYS_sysinfo
             SYS_uname SYS_sched_yield SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getattr SYS_sched_setattr SYS_getcpu
-            SYS_clone SYS_clone3 SYS_prctl SYS_seccomp SYS_set_robust_list SYS_rseq SYS_exit SYS_exit_group
+            SYS_clone SYS_clone3 SYS_prctl SYS_seccomp SYS_landlock_restrict_self SYS_set_robust_list SYS_rseq SYS_exit SYS_exit_group
         ),
         old_calls!(SYS_poll SYS_select SYS_epoll_wait SYS_time SYS_dup2 SYS_pipe SYS_arch_prctl),
     ],
@@ -119,6 +119,9 @@ pub(super) const PROCESSES: Group = Group {
         SYS_kill SYS_pidfd_open SYS_pidfd_send_signal SYS_pidfd_getfd SYS_waitid SYS_wait4 SYS_getppid SYS_capget SYS_getpgid SYS_setpgid SYS_pipe2
     )],
 };
+
+/// Workers of a mux.
+pub(super) const WORKERS: Group = Group { need: Need::Muxes, ..PROCESSES };
 
 /// Socket files that are removed or replaced (inotify(7)).
 pub(super) const FILE_EVENTS: Group = Group {

@@ -1,11 +1,15 @@
-//! The system calls that each thread of the engine may make (seccomp(2)).
+//! The system calls that each thread of the engine may make (seccomp(2)), and the files that it may use (landlock(7)).
 //!
-//! `towpath run` calls [`arm`]. When the engine has opened what it needs and has dropped its privileges, `begin` gives all threads the
-//! union of the roles. Each thread then calls `enter`, which adds the filter of its role. A filter cannot be removed, and threads
-//! inherit the filters of the thread that starts them. Programs would inherit them too: threads that start programs themselves, in an
-//! engine without a launcher, have no filter. A process that does not call [`arm`], such as a test, is not restricted.
+//! `towpath run` calls [`arm`]. When the engine has opened what it needs and has dropped its privileges, `begin` restricts the files of the
+//! calling thread, and gives all threads the union of the roles. Each thread then calls `enter`, which adds the filter of its role. A
+//! restriction cannot be removed, and threads inherit those of the thread that starts them. Programs would inherit them too: threads that
+//! start programs themselves, in an engine without a launcher, are not restricted. A process that does not call [`arm`], such as a test,
+//! is not restricted.
 
+#[macro_use]
 mod calls;
+pub(crate) mod files;
+pub(crate) mod program;
 mod role;
 
 pub use role::Role;
@@ -14,6 +18,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use seccompiler::{
@@ -24,6 +29,7 @@ use towpath_port::forbidden_call;
 
 use crate::config::Config;
 use calls::Call;
+use files::{Domain, Files};
 
 /// What happens to a thread that makes another system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,33 +122,54 @@ impl Needs {
     }
 }
 
-/// The configured mode.
-static ARMED: OnceLock<Option<Mode>> = OnceLock::new();
-/// Set by [`begin`]; `None`: no filters.
-static BEGUN: OnceLock<Option<(Mode, Needs)>> = OnceLock::new();
+/// The configured mode, and the files that the rules name.
+static ARMED: OnceLock<(Option<Mode>, Vec<PathBuf>)> = OnceLock::new();
+static BEGUN: OnceLock<Begun> = OnceLock::new();
+
+/// What [`begin`] has decided.
+#[derive(Debug)]
+struct Begun {
+    needs: Needs,
+    /// `None`: no filters.
+    mode: Option<Mode>,
+    /// `None`: every file.
+    files: Option<Domain>,
+}
 
 thread_local! {
     static ENTERED: Cell<bool> = const { Cell::new(false) };
+    /// The thread started before [`begin`], and does not have the restriction of the thread that called it.
+    static EARLY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets `begin` restrict this process. `None`: in mode [`Kill`](Mode::Kill), if the kernel accepts the filters.
-pub fn arm(mode: Option<Mode>) {
+/// Lets `begin` restrict this process. `None`: in mode [`Kill`](Mode::Kill), if the kernel accepts the filters. `files` are those that the
+/// rules name: a reload may read them again.
+pub fn arm(mode: Option<Mode>, files: Vec<PathBuf>) {
     // A second call: the first mode stays.
-    let _ = ARMED.set(mode);
+    let _ = ARMED.set((mode, files));
 }
 
-/// Restricts all threads of this process to the calls of all roles, if the process is [armed](arm).
+/// Restricts the files of the calling thread and of those that it starts, and all threads of this process to the calls of all roles, if the
+/// process is [armed](arm).
 ///
 /// # Errors
 ///
 /// The kernel refuses a filter that the configuration demands.
 pub(crate) fn begin(config: &Config, launcher: bool) -> io::Result<()> {
-    let Some(configured) = ARMED.get().copied() else { return Ok(()) };
+    let Some((configured, read)) = ARMED.get() else { return Ok(()) };
+    let configured = *configured;
     let mode = configured.unwrap_or(Mode::Kill);
     let needs = Needs::of(config, launcher);
+    // Before the filters, which do not allow the calls that make a domain.
+    let files = if mode == Mode::Kill { domain(&Files::of(config, read)) } else { None };
+    if let Some(files) = &files
+        && !needs.starts_programs
+    {
+        warn_of_files(files.restrict());
+    }
     let result = match mode {
         Mode::Off => Ok(None),
-        _ => restrict_process(mode, &needs).map(|()| Some((mode, needs))),
+        _ => restrict_process(mode, &needs).map(|()| Some(mode)),
     };
     let (begun, result) = match result {
         Ok(begun) => (begun, Ok(())),
@@ -154,23 +181,68 @@ pub(crate) fn begin(config: &Config, launcher: bool) -> io::Result<()> {
             (None, Ok(()))
         }
     };
-    if let Some((_, needs)) = begun
-        && needs.starts_programs
-    {
+    if begun.is_some() && needs.starts_programs {
         tracing::info!(
             "sandbox: threads that start programs are not restricted, because no launcher starts them"
         );
     }
-    let _ = BEGUN.set(begun);
+    let _ = BEGUN.set(Begun { needs, mode: begun, files });
     result
 }
 
-/// Restricts the calling thread to the calls of its role. Does nothing before [`begin`], and for a thread that has a role.
+/// Opens the places of the files. Says if the kernel cannot restrict threads to them.
+fn domain(files: &Files) -> Option<Domain> {
+    match files.domain() {
+        Ok(Some(domain)) => return Some(domain),
+        Ok(None) => tracing::warn!(
+            "sandbox: the threads may use every file of the engine's user, because the kernel has no Landlock (CONFIG_SECURITY_LANDLOCK, \
+             and `landlock` in lsm=)"
+        ),
+        Err(error) => {
+            tracing::warn!("sandbox: the threads may use every file of the engine's user: Landlock: {error}");
+        }
+    }
+    None
+}
+
+fn warn_of_files(restricted: io::Result<()>) {
+    if let Err(error) = restricted {
+        tracing::warn!("a thread may use every file of the engine's user: Landlock: {error}");
+    }
+}
+
+/// The reason why threads cannot use the files of another configuration and of its rules, and the remedy.
+pub(crate) fn refuses(config: &Config) -> Option<String> {
+    let begun = BEGUN.get()?;
+    let files = Files::of(config, &[]);
+    let path = begun.files.as_ref()?.refuses(&files).filter(|_| !begun.needs.starts_programs)?;
+    Some(format!("{}: {OUTSIDE}", path.display()))
+}
+
+/// The remedy for a file that the engine cannot use.
+pub(crate) const OUTSIDE: &str = "the sandbox permits only the directories of files that the configuration named at the start: restart or \
+                                  upgrade the engine";
+
+/// Returns true if the files of the calling thread are restricted, once the process has begun.
+pub(crate) fn restricts_files() -> bool {
+    BEGUN.get().is_some_and(|begun| begun.files.is_some() && !begun.needs.starts_programs)
+}
+
+/// Restricts the calling thread to the calls of its role, and its files if it has not inherited that. Does nothing before [`begin`], and
+/// for a thread that has a role.
 pub(crate) fn enter(role: Role) {
-    let Some(Some((mode, needs))) = BEGUN.get() else { return };
+    let Some(Begun { needs, mode, files }) = BEGUN.get() else { return EARLY.set(true) };
     if ENTERED.replace(true) || needs.starts_programs_in(role) {
         return;
     }
+    // The thread of the log may get its first turn late, when there is no free descriptor. Its role opens no files.
+    if let Some(files) = files
+        && role != Role::Log
+        && (EARLY.get() || needs.starts_programs)
+    {
+        warn_of_files(files.restrict());
+    }
+    let Some(mode) = mode else { return };
     if let Err(error) = restrict_thread(role, *mode, needs) {
         tracing::warn!(
             "a thread has the system calls of all roles, not only those of `{}`: {error}",
@@ -179,9 +251,15 @@ pub(crate) fn enter(role: Role) {
     }
 }
 
+/// Returns true after [`begin`].
+pub(crate) fn has_begun() -> bool {
+    BEGUN.get().is_some()
+}
+
 /// As [`enter`], but a thread that starts before [`begin`] waits for it.
 pub(crate) fn enter_when_begun(role: Role) {
     if ARMED.get().is_some() {
+        EARLY.set(BEGUN.get().is_none());
         BEGUN.wait();
         enter(role);
     }
@@ -320,6 +398,11 @@ pub fn markdown() -> String {
         writeln!(text, "- *{}*: {}", group.name, names.join(" ")).expect("a String grows");
     }
     text
+}
+
+/// The system calls that a program of the engine may not make, in Markdown.
+pub fn refused_markdown() -> String {
+    program::markdown()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::Needs;
 use super::calls::{
     BASE, BPF, Call, FILE_EVENTS, FILES_READ, FILES_WRITTEN, Group, IO_URING, PROCESSES, SHARED_MEMORY,
-    SOCKET_DATA, SOCKET_FILES, SOCKETS,
+    SOCKET_DATA, SOCKET_FILES, SOCKETS, WORKERS,
 };
 
 /// What a thread of the engine does.
@@ -88,7 +88,7 @@ impl Role {
                 &FILES_READ,
                 &SOCKET_FILES,
                 &FILE_EVENTS,
-                &PROCESSES,
+                &WORKERS,
                 &IO_URING,
                 &BPF,
             ],

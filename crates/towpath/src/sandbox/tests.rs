@@ -120,10 +120,13 @@ fn io_uring_is_for_threads_that_send() {
 fn the_documentation_has_the_system_calls() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/reference/privileges.md");
     let text = std::fs::read_to_string(path).unwrap();
-    let (begin, end) = ("<!-- system calls -->\n", "<!-- end of system calls -->");
-    let (before, rest) = text.split_once(begin).expect("the table begins with a comment");
-    let (_, after) = rest.split_once(end).expect("the table ends with a comment");
-    let expected = format!("{before}{begin}{}{end}{after}", markdown());
+    let mut expected = text.clone();
+    for (name, list) in [("system calls", markdown()), ("refused calls", refused_markdown())] {
+        let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
+        let (before, rest) = expected.split_once(&begin).expect("the table begins with a comment");
+        let (_, after) = rest.split_once(&end).expect("the table ends with a comment");
+        expected = format!("{before}{begin}{list}{end}{after}");
+    }
     if std::env::var_os("TOWPATH_WRITE_DOCS").is_some() {
         std::fs::write(path, &expected).unwrap();
     } else {

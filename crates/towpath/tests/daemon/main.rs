@@ -16,6 +16,7 @@ mod openssl;
 mod privileges;
 mod reload;
 mod run;
+mod sandbox;
 mod services;
 mod start;
 mod stderr;

@@ -18,21 +18,28 @@ use crate::support::Control;
 /// The range of unused ids (docs/book/src/reference/privileges.md).
 const UNUSED: std::ops::RangeInclusive<u64> = 61_184..=65_519;
 
-const INSPECT: &str = "[queue.1]\ncommand = \"towpath inspect --queue 1 --match x --verdict drop\"\n";
+pub(crate) const INSPECT: &str =
+    "[queue.1]\ncommand = \"towpath inspect --queue 1 --match x --verdict drop\"\n";
 
 /// An engine between two interfaces, in a directory that other users can enter.
-struct Engine {
-    directory: tempfile::TempDir,
-    child: Child,
+pub(crate) struct Engine {
+    pub(crate) directory: tempfile::TempDir,
+    pub(crate) child: Child,
 }
 
 impl Engine {
     /// Starts the engine and waits until its queue has `inspectors`.
-    fn start(more: &str, inspectors: usize) -> Self {
+    pub(crate) fn start(more: &str, inspectors: usize) -> Self {
+        Self::start_after(more, inspectors, |_| {})
+    }
+
+    /// As [`start`](Self::start), with files that `prepare` makes in its directory.
+    pub(crate) fn start_after(more: &str, inspectors: usize, prepare: impl FnOnce(&Path)) -> Self {
         veth("wan", "l0");
         veth("lan", "r0");
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        prepare(directory.path());
         let at = directory.path().display().to_string();
         std::fs::write(directory.path().join("t.toml"), format!("{BRIDGE}{}", more.replace("DIR", &at)))
             .unwrap();
@@ -52,12 +59,12 @@ impl Engine {
         engine
     }
 
-    fn control(&self) -> Control {
+    pub(crate) fn control(&self) -> Control {
         Control::of(self.directory.path())
     }
 
     /// Process ids of the inspectors.
-    fn inspectors(&self) -> Vec<u32> {
+    pub(crate) fn inspectors(&self) -> Vec<u32> {
         if !self.control().ctl("show rings").status.success() {
             return Vec::new();
         }
@@ -83,7 +90,7 @@ impl Engine {
     }
 
     /// Stops the engine. Returns its exit code and its output.
-    fn stop(mut self) -> (Option<i32>, String) {
+    pub(crate) fn stop(mut self) -> (Option<i32>, String) {
         if self.child.try_wait().unwrap().is_none() {
             kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         }
@@ -107,7 +114,7 @@ impl Drop for Engine {
 }
 
 /// proc_pid_status(5) as a map; numbers of Uid and Gid are the real, effective, saved and file system id.
-fn status(pid: u32) -> HashMap<String, String> {
+pub(crate) fn status(pid: u32) -> HashMap<String, String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let row =
         |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().to_owned()));

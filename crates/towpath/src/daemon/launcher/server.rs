@@ -40,6 +40,8 @@ struct Server {
     file: PathBuf,
     /// The configuration, once it was adopted.
     config: Option<Config>,
+    /// The capabilities that were not dropped then.
+    capabilities: Option<Capabilities>,
     children: HashMap<u32, Child>,
     /// The engines that it has started, oldest first. They are in `children` until their status is known.
     engines: Vec<u32>,
@@ -70,6 +72,7 @@ fn run(file: &Path) -> io::Result<()> {
     let mut server = Server {
         file: file.into(),
         config: None,
+        capabilities: None,
         children: HashMap::new(),
         engines: Vec::new(),
         ids: UnusedIds::default(),
@@ -204,8 +207,20 @@ impl Server {
         if digest_of_all(&config) != digest {
             return Err(io::Error::other("the configuration changed while it was read: try again"));
         }
-        if self.config.is_none() {
-            Capabilities::of_launcher(&config).keep()?;
+        let needed = Capabilities::of_launcher(&config);
+        match self.capabilities {
+            None => {
+                needed.keep()?;
+                // Those that root did not have are missing for another reason, which their use reports.
+                self.capabilities = Some(needed);
+            }
+            Some(kept) if !kept.missing(needed).is_empty() => {
+                let missing = kept.missing(needed);
+                return Err(io::Error::other(format!(
+                    "the launcher has dropped {missing} at the start, which this configuration needs: restart the engine"
+                )));
+            }
+            Some(_) => {}
         }
         self.config = Some(config);
         Ok(())

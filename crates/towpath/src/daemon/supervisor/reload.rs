@@ -1,5 +1,6 @@
 //! Reload of configuration and rules while packets flow: all of it is applied, or nothing.
 
+use std::io;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
 use crate::logging::{self, OPERATOR};
 use crate::quantity::count;
+use crate::sandbox;
 use crate::service_manager::{RELOADED, notify, reloading};
 use crate::snapshot::{self, Saving};
 use towpath_engine::queue::DefaultVerdict;
@@ -153,7 +155,7 @@ impl Supervisor {
 
     /// Reads the files and binds the sockets of new queues.
     fn read_again(&self) -> Result<(Config, Ruleset, Vec<Socket>), Vec<String>> {
-        let lines = |found: Vec<Diagnostic>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let lines = |found: Vec<Diagnostic>| explained(found.iter().map(ToString::to_string).collect());
         let mut config = Config::read(&self.config.file).map_err(lines)?;
         config.number_ports_as(&self.config);
         let fixed = self.config.fixed_differences(&config);
@@ -182,6 +184,9 @@ impl Supervisor {
         if !lacking.is_empty() {
             return Err(lacking);
         }
+        if let Some(refused) = sandbox::refuses(&config) {
+            return Err(vec![refused]);
+        }
         let rules = config.read_rules().map_err(lines)?;
         if let Some(path) = config.states.as_ref().filter(|_| config.states != self.config.states) {
             Saving::create(path).map_err(|error| vec![format!("states: {}: {error}", path.display())])?;
@@ -199,6 +204,15 @@ impl Supervisor {
         rules.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         Ok((config, rules.ruleset, bound))
     }
+}
+
+/// Adds the remedy for files that the sandbox does not permit.
+fn explained(mut lines: Vec<String>) -> Vec<String> {
+    let denied = io::Error::from(rustix::io::Errno::ACCESS).to_string();
+    if sandbox::restricts_files() && lines.iter().any(|line| line.contains(&denied)) {
+        lines.push(sandbox::OUTSIDE.to_owned());
+    }
+    lines
 }
 
 /// Returns true if the queue is new or its default verdict changes from drop to pass: such a change precedes the new rules.
