@@ -10,6 +10,7 @@
 //! towpath-bench live [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench nfqueue [--json] [--seconds N] [--reps N] [--only NAME]
 //! towpath-bench offload [--json] [--seconds N] [--reps N] [--only NAME]
+//! towpath-bench fleet [--json] [--seconds N] [--reps N] [--states N] [--connections N] [--only NAME]
 //! towpath-bench send [--json] [--megabytes N] [--reps N] [--only NAME]
 //! towpath-bench hostile [--json] [--seconds N] [--modes NAME,...] [--port DRIVER] [--threads N] [--lanes N]
 //! towpath-bench soak [--json] [--seconds N]
@@ -23,6 +24,7 @@ mod all;
 mod baseline_send;
 mod clock;
 mod engine;
+mod fleet;
 mod flows;
 mod hostile;
 mod live;
@@ -74,6 +76,7 @@ enum Command {
     Live(Live),
     Nfqueue(Nfqueue),
     Offload(Offload),
+    Fleet(subject::fleet::Fleet),
     Hostile(Hostile),
     Soak(Soak),
     All(All),
@@ -444,6 +447,19 @@ enum Role {
         netns_pid: u32,
         cpu: usize,
     },
+    FleetServer {
+        netns_pid: u32,
+        connections: usize,
+    },
+    FleetClient {
+        netns_pid: u32,
+        connections: usize,
+    },
+    FleetPackets {
+        #[arg(action = clap::ArgAction::Set)]
+        replicated: bool,
+        flows: u32,
+    },
     LiveFlood {
         netns_pid: u32,
         flows: u32,
@@ -580,6 +596,7 @@ fn main() -> ExitCode {
         Command::Offload(args) => {
             subject::offload::run(args.json, args.seconds, args.reps, args.only.as_deref())
         }
+        Command::Fleet(args) => subject::fleet::run(&args),
         Command::Hostile(args) => {
             let Hostile { port: driver, threads, lanes, .. } = args;
             let setup = hostile::Setup { driver, threads, lanes: lanes.unwrap_or(threads) };
@@ -626,6 +643,9 @@ fn side(role: Role) -> Result<()> {
         }
         Role::OutageSend { netns_pid, cpu } => live::outage::send(netns_pid, cpu),
         Role::OutageReceive { netns_pid, cpu } => live::outage::receive(netns_pid, cpu),
+        Role::FleetServer { netns_pid, connections } => fleet::connections::server(netns_pid, connections),
+        Role::FleetClient { netns_pid, connections } => fleet::connections::client(netns_pid, connections),
+        Role::FleetPackets { replicated, flows } => fleet::packets::side(replicated, flows),
         Role::LiveFlood { netns_pid, flows, len, milliseconds, rate, cpu } => {
             let time = Duration::from_millis(milliseconds);
             live::flood::side(netns_pid, live::flood::Order { flows, len, time, rate }, cpu)

@@ -165,6 +165,7 @@ fn table(page: &mut String, part: &Part) {
 fn names(subject: &Command) -> Vec<String> {
     match subject.get_name() {
         "ring" => crate::subject::ring::names(),
+        "fleet" => crate::subject::fleet::names(),
         "live" => crate::subject::live::names(),
         "nfqueue" => crate::subject::nfqueue::names(),
         "offload" => crate::subject::offload::names(),

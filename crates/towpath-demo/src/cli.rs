@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::ValueHint;
 use clap::{Parser, Subcommand};
 
+use super::fleet::Fleet;
 use super::{Driver, Options, files, play, process};
 
 /// Run all parts of Towpath on this machine: gate, rings, mux and zero copy, in network namespaces
@@ -18,12 +19,16 @@ use super::{Driver, Options, files, play, process};
 /// network and removes everything it makes. Without namespaces it plays the scenes that need no privilege. Exit code: 0 if
 /// every expectation was met, 7 if only the scenes without privilege were played, 1 otherwise.
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Example:
   towpath demo
   towpath demo --seconds 10 --json
   towpath demo --record demo.cast; asciinema play demo.cast")]
 pub struct Args {
+    #[command(subcommand)]
+    scene: Option<Scene>,
+
     /// Approximate duration in seconds, 5 to 600
     #[arg(long, value_name = "N", default_value = "20", value_parser = seconds)]
     seconds: Duration,
@@ -49,12 +54,24 @@ pub struct Args {
     still: Option<PathBuf>,
 }
 
+/// Another demo.
+#[derive(Debug, Subcommand)]
+enum Scene {
+    Fleet(Fleet),
+}
+
 /// A process that the demo starts from its own executable.
 #[derive(Debug, Subcommand)]
 pub enum Part {
     /// Run a command of this program that ends with the demo
     Exec {
         /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Run another program that ends with the demo
+    Program {
+        /// The program and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
@@ -90,6 +107,13 @@ impl Args {
     ///
     /// Must be called while the process has one thread: the demo may enter a user namespace.
     pub fn run(&self) -> Outcome {
+        if let Some(Scene::Fleet(fleet)) = &self.scene {
+            return match fleet.play() {
+                Ok((text, true)) => Outcome::Passed(text),
+                Ok((text, false)) => Outcome::Unmet(text),
+                Err(failure) => Outcome::Failed(failure.to_string()),
+            };
+        }
         let options = Options {
             length: self.seconds,
             driver: self.driver,
@@ -122,6 +146,7 @@ impl Part {
     pub fn run(&self) -> Result<(), String> {
         match self {
             Self::Exec { words } => Err(process::exec(words).to_string()),
+            Self::Program { words } => Err(process::exec_program(words).to_string()),
             Self::Worker => process::worker(),
             Self::Queue { number } => process::queue(*number),
             Self::Sweep { directory } => files::sweep(directory),

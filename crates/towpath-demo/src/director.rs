@@ -56,7 +56,7 @@ const DESCRIPTORS: u64 = 256;
 
 /// Plays all scenes. Returns the results.
 pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failure> {
-    descriptors()?;
+    descriptors(DESCRIPTORS)?;
     let (root, place) = enter()?;
     let stop = Stop::on_signals()?;
     let status = screen.status(&SCENES, &BEYOND);
@@ -70,25 +70,23 @@ pub(super) fn play(options: &Options, screen: &Screen) -> Result<Results, Failur
     })
 }
 
-/// Raises the descriptor limit if needed.
-fn descriptors() -> Result<(), Failure> {
+/// Raises the descriptor limit to `wanted` if needed.
+pub(super) fn descriptors(wanted: u64) -> Result<(), Failure> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= DESCRIPTORS);
+    let enough = |limit: Option<u64>| limit.is_none_or(|limit| limit >= wanted);
     if enough(current) {
         return Ok(());
     }
     // Root may raise the hard limit, too.
-    let maximum = if enough(maximum) { maximum } else { Some(DESCRIPTORS) };
-    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).map_err(|_| {
-        let limit = current.unwrap_or(DESCRIPTORS);
-        Failure::Missing(format!(
-            "the limit of open files is {limit}, but {DESCRIPTORS} are needed (ulimit -n)"
-        ))
+    let maximum = if enough(maximum) { maximum } else { Some(wanted) };
+    setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).map_err(|_| {
+        let limit = current.unwrap_or(wanted);
+        Failure::Missing(format!("the limit of open files is {limit}, but {wanted} are needed (ulimit -n)"))
     })
 }
 
 /// Checks that namespaces are available. Returns whether the user is root, and a description of the place.
-fn enter() -> Result<(bool, &'static str), Failure> {
+pub(super) fn enter() -> Result<(bool, &'static str), Failure> {
     // On a separate thread, with which the namespace ends.
     let network = || std::thread::spawn(namespace::enter_network).join();
     if geteuid().is_root() && matches!(network(), Ok(Ok(()))) {

@@ -22,6 +22,7 @@ mod digits;
 mod director;
 mod file;
 mod files;
+mod fleet;
 mod inspect;
 mod keys;
 mod messages;

@@ -41,11 +41,33 @@ impl Process {
         name: &'static str,
         words: &[&str],
     ) -> Result<Self, Failure> {
+        Self::start_part(host, directory, name, &[&["exec", "--"], words].concat())
+    }
+
+    /// Starts another program in the same way.
+    pub(super) fn start_program(
+        host: &NetnsHost,
+        directory: &Path,
+        name: &'static str,
+        program: &Path,
+        words: &[&str],
+    ) -> Result<Self, Failure> {
+        let program =
+            program.to_str().ok_or_else(|| Failure::Missing(format!("the path of {name} is not UTF-8")))?;
+        Self::start_part(host, directory, name, &[&["program", "--", program], words].concat())
+    }
+
+    fn start_part(
+        host: &NetnsHost,
+        directory: &Path,
+        name: &'static str,
+        words: &[&str],
+    ) -> Result<Self, Failure> {
         let said = directory.join(format!("{name}.err"));
         let answered = directory.join(format!("{name}.out"));
         let mut command = Command::new(this_program()?);
         command
-            .args(["demo-part", "exec", "--"])
+            .arg("demo-part")
             .args(words)
             .current_dir(directory)
             // Temporary files of a killed process are removed with the directory.
@@ -178,11 +200,24 @@ fn this_program() -> Result<PathBuf, Failure> {
 
 /// The child side of [`Process::start`]: executes `towpath WORDS`, to be killed when the demo ends.
 pub(crate) fn exec(words: &[String]) -> io::Error {
+    match std::env::current_exe() {
+        Ok(program) => exec_as(&program, words),
+        Err(error) => error,
+    }
+}
+
+/// The child side of [`Process::start_program`]: the first word is the program.
+pub(crate) fn exec_program(words: &[String]) -> io::Error {
+    match words {
+        [program, words @ ..] => exec_as(Path::new(program), words),
+        [] => io::Error::other("no program"),
+    }
+}
+
+/// Executes a program, to be killed when the demo ends.
+fn exec_as(program: &Path, words: &[String]) -> io::Error {
     match set_parent_process_death_signal(Some(Signal::KILL)) {
-        Ok(()) => match std::env::current_exe() {
-            Ok(program) => Command::new(program).args(words).exec(),
-            Err(error) => error,
-        },
+        Ok(()) => Command::new(program).args(words).exec(),
         Err(error) => error.into(),
     }
 }

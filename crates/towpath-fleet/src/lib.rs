@@ -6,6 +6,7 @@
 //! - `message`: messages as bytes.
 //! - `outgoing`: which changes are sent, and when.
 //! - `peer`: sequence numbers, gaps, and the age of messages.
+//! - `removed`: states that were removed, whose records may still be on their way.
 //! - `sync`: snapshots of peers.
 //!
 //! No packet waits for this crate: changes come from the change journal of the state table.
@@ -16,6 +17,7 @@ mod message;
 pub mod nats;
 mod outgoing;
 mod peer;
+mod removed;
 mod replica;
 #[cfg(test)]
 mod simulation;

@@ -11,6 +11,10 @@
 //! The last word is the sender, so that permissions of the server authenticate it. The stream `towpath-G` has the batches of the last
 //! minute in memory. Without JetStream, or without permission for it, snapshots fill all gaps.
 //!
+//! A gate that may create a stream could make the server send its messages once more under the name of another gate. Gates send messages
+//! without headers and without a subject for replies. Copies by a stream have the former, and copies by a consumer the latter: they are
+//! refused. A stream that takes messages from elsewhere, or changes their subjects, is not used.
+//!
 //! A session is one connection. When it fails, the thread begins another one after one second. Channels between this thread and the caller
 //! are bounded, and the caller never waits for the network.
 
@@ -114,6 +118,18 @@ pub enum Incoming {
     Away(SessionError),
     /// The server refuses a subject, or has no stream: the group works in part.
     Warning(String),
+    /// A message that was refused: the server has sent it under this name, not the gate.
+    Republished {
+        /// The gate that the subject names.
+        from: String,
+    },
+    /// The stream did not send all batches of a peer.
+    ReplayFailed {
+        /// The peer.
+        peer: String,
+        /// The reason.
+        error: String,
+    },
     /// A message.
     Message {
         /// How it came.
@@ -225,10 +241,28 @@ impl Caller {
         }
     }
 
+    /// A message that a gate has sent.
     async fn message(&self, channel: Channel, message: Message) -> Result<(), Gone> {
-        let from = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
+        // A copy of a consumer.
+        if message.reply.is_some() {
+            return self.tell(Incoming::Republished { from: sender(&message) }).await;
+        }
+        self.replayed(channel, message).await
+    }
+
+    /// A message of the stream, or one that a gate has sent.
+    async fn replayed(&self, channel: Channel, message: Message) -> Result<(), Gone> {
+        let from = sender(&message);
+        if message.headers.is_some() {
+            return self.tell(Incoming::Republished { from }).await;
+        }
         self.tell(Incoming::Message { channel, from, bytes: message.payload.to_vec() }).await
     }
+}
+
+/// The gate that sent a message: the last word of the subject.
+fn sender(message: &Message) -> String {
+    message.subject.rsplit('.').next().unwrap_or_default().to_owned()
 }
 
 /// One connection, until it ends.
@@ -264,7 +298,8 @@ async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Clie
         // A seed of a user begins with SU; credentials have it between two lines.
         options = match text.trim() {
             seed if seed.starts_with("SU") => options.nkey(seed.to_owned()),
-            text => options.credentials(text).map_err(wrong)?,
+            // The client needs the end of the last line.
+            _ => options.credentials(&(text + "\n")).map_err(wrong)?,
         };
     }
     // The client does not take them from the addresses.
@@ -285,6 +320,8 @@ async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Clie
     options.connect(&config.servers[..]).await.map_err(|source| match source.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => SessionError::Refused,
         ConnectErrorKind::Tls => SessionError::Tls { servers: servers(), source },
+        // The client reports a handshake that fails as an error of the socket.
+        _ if source.to_string().contains("certificate") => SessionError::Tls { servers: servers(), source },
         _ => SessionError::Connect { servers: servers(), source },
     })
 }
@@ -339,7 +376,8 @@ async fn talk(
             output = outputs.recv() => match output {
                 Some(Output::Replay { peer }) => {
                     if let Some(stream) = stream.clone() {
-                        tokio::spawn(timeout(REPLAY, replay(stream, format!("towpath.{group}.states.{peer}"), caller.clone())));
+                        let subject = format!("towpath.{group}.states.{peer}");
+                        tokio::spawn(replay_within(stream, subject, peer, caller.clone()));
                     }
                     Ok(())
                 }
@@ -388,7 +426,30 @@ async fn open_stream(client: &Client, group: &str) -> Result<stream::Stream, asy
         no_ack: true,
         ..Default::default()
     };
-    Ok(jetstream::new(client.clone()).get_or_create_stream(config).await?)
+    let subjects = config.subjects.clone();
+    let stream = jetstream::new(client.clone()).get_or_create_stream(config).await?;
+    let found = &stream.cached_info().config;
+    let copies = found.republish.is_some()
+        || found.mirror.is_some()
+        || found.sources.is_some()
+        || found.subject_transform.is_some();
+    if copies || found.subjects != subjects {
+        return Err(format!(
+            "the stream towpath-{group} was not made by a gate: it takes messages from elsewhere or sends them elsewhere; delete it"
+        )
+        .into());
+    }
+    Ok(stream)
+}
+
+/// Replays the batches of a peer. Tells the caller if that takes too long or fails.
+async fn replay_within(stream: stream::Stream, subject: String, peer: String, caller: Caller) {
+    let error = match timeout(REPLAY, replay(stream, subject, caller.clone())).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("not complete after {} s", REPLAY.as_secs()),
+    };
+    let _ = caller.tell(Incoming::ReplayFailed { peer, error }).await;
 }
 
 /// Passes the batches of a subject that the stream has to the caller.
@@ -410,7 +471,7 @@ async fn replay(stream: stream::Stream, subject: String, caller: Caller) -> Resu
             let message = message?;
             pending = message.info()?.pending;
             some = true;
-            if caller.message(Channel::States, message.message).await.is_err() {
+            if caller.replayed(Channel::States, message.message).await.is_err() {
                 return Ok(());
             }
         }

@@ -44,14 +44,18 @@ pub enum Replicate {
     All,
 }
 
+/// Of [`Known::hash`]: the record that is known was one of a peer; it had TCP windows.
+const THEIRS: u32 = 1;
+const WINDOW: u32 = 2;
+
 /// What the peers know of a state.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
-    /// Hash of its flow.
+    /// Hash of its flow, with [`THEIRS`] and [`WINDOW`].
     hash: u32,
     /// When it was last sent or merged, in [`PARTS`] of a second; 0: never.
     at: u32,
-    /// When it then was to expire.
+    /// When it then was to expire; 0: a peer has removed it.
     expires: u32,
     /// The packets that were counted then.
     packets: u32,
@@ -74,6 +78,8 @@ pub(crate) struct Outgoing {
     /// The numbers of waiting states, in the order in which they are due. A number may no longer wait, or be in both.
     urgent: VecDeque<(Time, u32)>,
     delayed: VecDeque<(Time, u32)>,
+    /// Records of states that were removed.
+    removed: VecDeque<(Time, Vec<u8>)>,
     bytes: usize,
 }
 
@@ -87,6 +93,7 @@ impl Outgoing {
             waiting: HashMap::new(),
             urgent: VecDeque::new(),
             delayed: VecDeque::new(),
+            removed: VecDeque::new(),
             bytes: 0,
         }
     }
@@ -96,11 +103,11 @@ impl Outgoing {
         self.replicate == Replicate::All || record.replied || record.packets[1] > 0
     }
 
-    /// A change of the journal.
-    pub(crate) fn change(&mut self, record: &Record<'_>, now: Time, stats: &mut FleetStats) {
-        let Some(kind) = record.kind else { return };
+    /// A change of the journal. Returns true if peers are told that the state was removed.
+    pub(crate) fn change(&mut self, record: &Record<'_>, now: Time, stats: &mut FleetStats) -> bool {
+        let Some(kind) = record.kind else { return false };
         if kind.is_end() {
-            return self.ended(record, stats);
+            return self.ended(record, kind, now, stats);
         }
         match kind {
             // The state of a peer, or of a file: the walk through the table sends the latter.
@@ -110,6 +117,7 @@ impl Outgoing {
             _ if self.carries(record) => self.queue(record, now),
             _ => {}
         }
+        false
     }
 
     /// A state that a walk through the table has found.
@@ -124,22 +132,36 @@ impl Outgoing {
         let (part, expires) = (part(now), part(now + record.remaining));
         let lifetime = known.expires.saturating_sub(known.at);
         let third = part.saturating_sub(known.at) >= lifetime / 3;
-        if packets(record.packets) != known.packets && expires > known.expires && third {
+        // A connection that has come here from a peer, whose windows are wrong from now on.
+        let came = known.hash & THEIRS != 0 && record.is_tracked();
+        // Changes of the journal have no windows.
+        let scales = known.hash & (THEIRS | WINDOW) == 0 && record.window.is_some();
+        let passed = packets(record.packets) != known.packets && expires > known.expires;
+        if passed && (third || came) || scales {
             self.queue(record, now);
         }
     }
 
     /// A record of a peer that was merged into the state `id`.
     pub(crate) fn merged(&mut self, record: &Record<'_>, id: u32, now: Time) {
-        let known = self.known_of(record, now);
+        let mut known = self.known_of(record, now);
+        known.hash |= THEIRS;
         self.learn(id, known);
+    }
+
+    /// The state `id` was removed because a peer has removed it: peers know.
+    pub(crate) fn removed_by_peer(&mut self, record: &Record<'_>, id: u32, now: Time) {
+        self.forgotten(id);
+        let known = self.known_of(record, now);
+        self.learn(id, Known { expires: 0, ..known });
     }
 
     /// When [`poll`](Self::poll) returns a batch next.
     pub(crate) fn timeout(&self) -> Option<Time> {
         let urgent = self.urgent.front().map(|(at, _)| *at + LINGER);
+        let removed = self.removed.front().map(|(at, _)| *at + LINGER);
         let delayed = self.delayed.front().map(|(at, _)| *at);
-        urgent.into_iter().chain(delayed).min()
+        urgent.into_iter().chain(removed).chain(delayed).min()
     }
 
     /// The records of a batch that is due, and their number.
@@ -150,6 +172,14 @@ impl Outgoing {
         }
         let (mut batch, mut states) = (Vec::new(), 0);
         let crowded = self.waiting.len() >= WAITING;
+        // First, so that a state of the same flow that was made since comes after.
+        while batch.len() + MAX_BYTES <= BATCH
+            && let Some((_, record)) = self.removed.pop_front()
+        {
+            self.bytes -= record.len();
+            batch.extend(record);
+            states += 1;
+        }
         while batch.len() + MAX_BYTES <= BATCH {
             let id = match self.urgent.pop_front() {
                 Some((_, id)) => id,
@@ -173,12 +203,22 @@ impl Outgoing {
         (states > 0).then_some((batch, states))
     }
 
+    /// What is held, each with its bound.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [(usize, usize); 3] {
+        let order = self.urgent.len() + self.delayed.len();
+        [(self.waiting.len(), WAITING), (self.removed.len(), WAITING), (order, 2 * WAITING)]
+    }
+
     fn queue(&mut self, record: &Record<'_>, now: Time) {
         let urgent = record.flow.proto == proto::TCP && record.kind.is_some();
         let mut bytes = Vec::with_capacity(128);
         Record { kind: None, ..record.clone() }.encode(&mut bytes);
         self.bytes += bytes.len();
-        let known = self.known_of(record, now);
+        let mut known = self.known_of(record, now);
+        if self.is_known(record) {
+            known.hash |= self.known[record.id as usize].hash & WINDOW;
+        }
         self.learn(record.id, known);
         let before = self.waiting.insert(record.id, Change { record: bytes, urgent });
         self.bytes -= before.as_ref().map_or(0, |change| change.record.len());
@@ -193,23 +233,34 @@ impl Outgoing {
         }
     }
 
-    fn ended(&mut self, record: &Record<'_>, stats: &mut FleetStats) {
-        let known = self.is_known(record);
+    fn ended(&mut self, record: &Record<'_>, kind: EventKind, now: Time, stats: &mut FleetStats) -> bool {
+        let known = self.is_known(record).then(|| std::mem::take(&mut self.known[record.id as usize]));
         if self.forgotten(record.id).is_some() {
             // A connection that has ended while it waited.
             stats.not_sent_ended += 1;
-        } else if !known {
+        } else if known.is_none() {
             stats.not_sent_unreplied += 1;
         }
-        if known {
-            self.known[record.id as usize] = Known::default();
+        // States that expire do so at all gates, and another gate may have room for an evicted one.
+        if kind != EventKind::Removed || known.is_none_or(|known| known.expires == 0) {
+            return false;
         }
+        if self.removed.len() >= WAITING {
+            stats.not_sent_busy += 1;
+            return true;
+        }
+        let mut bytes = Vec::with_capacity(128);
+        record.encode(&mut bytes);
+        self.bytes += bytes.len();
+        self.removed.push_back((now, bytes));
+        true
     }
 
     /// What peers know after this record.
     fn known_of(&self, record: &Record<'_>, now: Time) -> Known {
+        let window = if record.window.is_some() { WINDOW } else { 0 };
         Known {
-            hash: self.hash(&record.flow),
+            hash: self.hash(&record.flow) | window,
             at: part(now),
             expires: part(now + record.remaining),
             packets: packets(record.packets),
@@ -224,7 +275,7 @@ impl Outgoing {
 
     fn is_known(&self, record: &Record<'_>) -> bool {
         let known = self.known.get(record.id as usize);
-        known.is_some_and(|known| known.at != 0 && known.hash == self.hash(&record.flow))
+        known.is_some_and(|known| known.at != 0 && known.hash & !(THEIRS | WINDOW) == self.hash(&record.flow))
     }
 
     fn learn(&mut self, id: u32, known: Known) {
@@ -238,10 +289,10 @@ impl Outgoing {
         self.known[at] = known;
     }
 
-    /// The same for both directions of a flow.
+    /// The same for both directions of a flow, with room for [`THEIRS`] and [`WINDOW`].
     fn hash(&self, flow: &Flow) -> u32 {
         let one = |flow: &Flow| self.hasher.hash_one(flow);
-        (one(flow) ^ one(&flow.reversed())) as u32
+        (one(flow) ^ one(&flow.reversed())) as u32 & !(THEIRS | WINDOW)
     }
 }
 

@@ -129,6 +129,12 @@ impl Peer {
         self.overflow = false;
     }
 
+    /// The gaps that are tracked, with their bound.
+    #[cfg(test)]
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.gaps.len(), MAX_GAPS)
+    }
+
     pub(crate) fn is_silent(&self, now: Time) -> bool {
         now.since(self.heard) >= SILENT
     }

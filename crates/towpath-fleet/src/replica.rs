@@ -13,13 +13,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use towpath_gate::state::record::Record;
-use towpath_gate::state::{Cursor, Refused};
+use towpath_gate::state::{Cursor, EventKind, Refused};
 use towpath_gate::{Merged, NotMerged};
 use towpath_wire::Time;
 
 use crate::message::{Item, Kind, Message, MessageError, Sender, records};
 use crate::outgoing::{Outgoing, Replicate};
 use crate::peer::{Arrival, Peer, SILENT};
+#[cfg(test)]
+use crate::removed::MAX_REMOVED;
+use crate::removed::{Removed, Sent};
 use crate::stats::FleetStats;
 use crate::sync::{CHUNKS, Chunk, Need, Sync};
 
@@ -45,6 +48,11 @@ const JOIN: Duration = Duration::from_millis(2500);
 /// Time left of a connection whose end arrives late.
 const ENDED: Duration = Duration::from_millis(100);
 
+/// Age at which a removal is late: a state of the same flow may have been made since. It is removed only if it does not expire later than
+/// the removed one, by more than [`LATER`].
+const LATE: Duration = Duration::from_secs(2);
+const LATER: Duration = Duration::from_secs(1);
+
 /// Bytes at which a chunk is complete, slots of the table that are scanned at once, and scans of one chunk. A chunk has at most
 /// `CHUNK` bytes and the records of `PART` slots: 128 KiB.
 const CHUNK: usize = 64 << 10;
@@ -60,6 +68,8 @@ pub trait Table {
     /// # Errors
     /// The reason why the state does not exist here.
     fn merge(&mut self, record: &Record<'_>, trusted: bool) -> Result<Merged, NotMerged>;
+    /// Removes the state of a record that a peer has removed, unless it expires later than in `within`. Returns its number.
+    fn remove(&mut self, record: &Record<'_>, within: Option<Duration>) -> Option<u32>;
     /// Passes the states in the next `slots` slots to `each`. Returns the cursor that continues, or `None` at the end.
     fn scan(&mut self, from: Cursor, slots: u32, each: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor>;
 }
@@ -158,6 +168,7 @@ struct Serving {
 pub struct Replica {
     settings: Settings,
     outgoing: Outgoing,
+    removed: Removed,
     peers: BTreeMap<String, Peer>,
     sync: Sync,
     serving: VecDeque<Serving>,
@@ -182,6 +193,7 @@ impl Replica {
         Self {
             outgoing: Outgoing::new(settings.replicate, settings.window),
             settings,
+            removed: Removed::default(),
             peers: BTreeMap::new(),
             sync: Sync::default(),
             serving: VecDeque::new(),
@@ -198,7 +210,10 @@ impl Replica {
 
     /// A change of the table.
     pub fn change(&mut self, record: &Record<'_>, now: Time) {
-        self.outgoing.change(record, now, &mut self.stats);
+        if self.outgoing.change(record, now, &mut self.stats) {
+            let incarnation = self.settings.incarnation;
+            self.removed.add(record, Sent { incarnation, there: now, here: now }, now);
+        }
     }
 
     /// The reader of the journal was too slow for this many changes.
@@ -209,6 +224,16 @@ impl Replica {
     /// A state that a walk through the table has found. A walk begins once per second.
     pub fn scanned(&mut self, record: &Record<'_>, now: Time) {
         self.outgoing.scanned(record, now);
+    }
+
+    /// The bus refused a message that the server has sent a copy of, under another subject.
+    pub fn republished(&mut self) {
+        self.stats.messages_republished += 1;
+    }
+
+    /// A replay did not end, or failed. A snapshot fills the gap.
+    pub fn replay_failed(&mut self) {
+        self.stats.replays_failed += 1;
     }
 
     /// The bus is connected, and messages arrive from now on.
@@ -389,6 +414,20 @@ impl Replica {
         Some(SyncView { peer: running.peer.clone(), states: running.states })
     }
 
+    /// What is held, each with its bound.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> Vec<(usize, usize)> {
+        let own = [
+            (self.peers.len(), MAX_PEERS),
+            (self.serving.len(), MAX_SERVING),
+            (self.replays.len(), MAX_PEERS),
+            (self.removed.len(), MAX_REMOVED),
+            // Peers that have gone are forgotten after ten seconds.
+            (self.sync.wanted(), 4 * MAX_PEERS),
+        ];
+        own.into_iter().chain(self.outgoing.sizes()).chain(self.peers.values().map(Peer::size)).collect()
+    }
+
     fn make_batch(&mut self, records: &[u8], states: u64, table: &mut impl Table, now: Time) -> Output {
         let bytes = self.encode(Kind::States { seq: self.seq }, records, table, now);
         self.seq += 1;
@@ -512,6 +551,9 @@ impl Replica {
         let (fingerprint, _) = table.rules();
         let sender = self.peers.get(from).map(|peer| peer.sender);
         let trusted = sender.is_some_and(|sender| sender.fingerprint == fingerprint && !sender.unchecked);
+        let here = Time::from_nanos(now.as_nanos().saturating_sub(age.as_nanos() as u64));
+        let (incarnation, there) = sender.map_or((0, here), |sender| (sender.incarnation, sender.at));
+        let sent = Sent { incarnation, there, here };
         let mut states = 0;
         for item in records(bytes) {
             let record = match item {
@@ -527,6 +569,18 @@ impl Replica {
             };
             states += 1;
             let mut remaining = record.remaining.saturating_sub(age);
+            if record.kind == Some(EventKind::Removed) {
+                self.removed.add(&record, sent, now);
+                if let Some(id) = table.remove(&record, (age >= LATE).then_some(remaining + LATER)) {
+                    self.stats.removed += 1;
+                    self.outgoing.removed_by_peer(&record, id, now);
+                }
+                continue;
+            }
+            if self.removed.is_older(&record, sent) {
+                self.stats.refused_removed += 1;
+                continue;
+            }
             if remaining.is_zero() && record.has_closed() {
                 // It ends here, too.
                 remaining = ENDED;

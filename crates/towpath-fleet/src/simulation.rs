@@ -6,17 +6,19 @@ use std::time::Duration;
 use proptest::prelude::*;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::record::Record;
-use towpath_gate::state::{Cursor, JournalRead, JournalReader};
+use towpath_gate::state::{Cursor, JournalRead, JournalReader, Name};
 use towpath_gate::{
     Dir, Gate, Merged, NotMerged, PacketSpec, Ports, RuleRefs, RulesByContent, Walk, Walker, state,
 };
 use towpath_wire::{self as wire, Time};
 
+use super::message::{Kind, Message, Sender};
 use super::*;
 
 const GATES: usize = 3;
 const FLOWS: u8 = 6;
 const TICK: Duration = Duration::from_millis(5);
+const SCAN: Duration = Duration::from_secs(1);
 
 /// Files with the same rules under other numbers.
 const RULES: [&str; GATES] = [
@@ -37,8 +39,12 @@ struct Host {
 
 impl Host {
     fn new(at: usize, now: Time) -> Self {
-        let ruleset = Ruleset::parse("t", RULES[at]).ruleset.unwrap();
-        let mut gate = Gate::new(ruleset, Ports::new(), state::Settings::default(), at as u64 + 1);
+        Self::with(RULES[at], state::Settings::default(), at, now)
+    }
+
+    fn with(rules: &str, settings: state::Settings, at: usize, now: Time) -> Self {
+        let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
+        let mut gate = Gate::new(ruleset, Ports::new(), settings, at as u64 + 1);
         let walker = gate.walker().unwrap();
         let journal = gate.states().journal();
         let mut refs = RuleRefs::default();
@@ -52,6 +58,15 @@ impl Host {
         let packet = wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32).unwrap();
         self.walker.walk(&mut Walk::new(Dir::In, None, None), &packet, self.now);
         self.walker.idle();
+    }
+
+    fn remove(&mut self, flow: u8) {
+        let (bytes, port) = (self.states(), 1000 + u16::from(flow));
+        each(&bytes, |record| {
+            if [record.flow.src_port, record.flow.dst_port].contains(&port) {
+                self.gate.remove_state(&record.flow, Name::DEFAULT, self.now);
+            }
+        });
     }
 
     fn changes(&mut self) -> Vec<u8> {
@@ -85,6 +100,10 @@ impl Table for Host {
 
     fn merge(&mut self, record: &Record<'_>, trusted: bool) -> Result<Merged, NotMerged> {
         self.gate.merge(&self.rules, record, trusted, self.now)
+    }
+
+    fn remove(&mut self, record: &Record<'_>, within: Option<Duration>) -> Option<u32> {
+        self.gate.remove_merged(record, within, self.now)
     }
 
     fn scan(&mut self, from: Cursor, slots: u32, take: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor> {
@@ -122,6 +141,8 @@ struct Bus {
 enum Step {
     /// A packet of a flow at a gate.
     Packet { gate: usize, flow: u8, reply: bool, tcp: Option<&'static str> },
+    /// A state is removed at a gate.
+    Remove { gate: usize, flow: u8 },
     /// Time passes.
     Wait(u16),
     /// The bus of a gate fails, or comes back.
@@ -225,6 +246,11 @@ impl World {
                 self.hosts[gate].packet(&text);
                 self.turn();
             }
+            Step::Remove { gate, flow } => {
+                self.closed.insert(flow);
+                self.hosts[gate].remove(flow);
+                self.turn();
+            }
             Step::Wait(millis) => self.pass(Duration::from_millis(millis.into())),
             Step::Split(gate) => {
                 self.away[gate] = !self.away[gate];
@@ -255,7 +281,7 @@ impl World {
     }
 
     fn turn(&mut self) {
-        let scan = self.now.since(self.scanned) >= Duration::from_secs(1);
+        let scan = self.now.since(self.scanned) >= SCAN;
         if scan {
             self.scanned = self.now;
         }
@@ -351,6 +377,7 @@ impl World {
         let tables: Vec<_> = (0..GATES).map(|gate| self.table(gate)).collect();
         for (gate, table) in tables.iter().enumerate() {
             let replica = &self.replicas[gate];
+            bounded(replica);
             assert!(replica.is_in_step(), "gate {gate} is not in step: {replica:?}");
             for (port, (replied, packets)) in table {
                 let flow = (port - 1000) as u8;
@@ -365,6 +392,11 @@ impl World {
             }
         }
     }
+}
+
+fn bounded(replica: &Replica) {
+    let sizes = replica.sizes();
+    assert!(sizes.iter().all(|(size, bound)| size <= bound), "{sizes:?}");
 }
 
 fn bus() -> impl Strategy<Value = Bus> {
@@ -405,6 +437,36 @@ proptest! {
             world.step(step);
         }
         world.settle();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// Whatever peers send, a replica holds a bounded amount.
+    #[test]
+    fn memory_is_bounded_for_any_messages(
+        messages in prop::collection::vec((0_u16..400, 0_usize..3, any::<[u64; 3]>(), 0_u64..200, any::<bool>()), 1..2000),
+    ) {
+        let mut host = Host::new(0, Time::from_secs(1_000));
+        let mut replica = replica(0, 1);
+        let mut now = Time::from_secs(1_000);
+        replica.connect(now);
+        for (from, kind, [a, b, c], wait, small) in messages {
+            now = now + Duration::from_millis(wait);
+            host.now = now;
+            let (a, c) = if small { (a % 1000, c % 1000) } else { (a, c) };
+            let (channel, kind) = [
+                (Channel::States, Kind::States { seq: a }),
+                (Channel::Request, Kind::Request { epoch: a, cursor: b, chunks: c }),
+                (Channel::Chunk, Kind::Chunk { epoch: a, cursor: b, next: Some(c) }),
+            ][kind];
+            let sender = Sender { incarnation: 1 + b % 3, at: now, fingerprint: 0, in_step: small, unchecked: false };
+            let bytes = Message { sender, kind, records: &[] }.encode();
+            replica.message(channel, &format!("p{from}"), &bytes, &mut host, now);
+            while replica.poll(&mut host, now).is_some() {}
+            bounded(&replica);
+        }
     }
 }
 
@@ -532,6 +594,132 @@ fn a_connection_that_was_closed_through_one_gate_ends_at_the_other() {
     world.step(tcp(0, true, "fin ack"));
     world.step(Step::Wait(100));
     assert!(world.table(1).is_empty(), "{:?}", world.table(1));
+}
+
+#[test]
+fn a_state_that_is_removed_at_one_gate_is_removed_at_all() {
+    let mut world = World::new(CALM, 9);
+    world.step(Step::Wait(3_000));
+    for flow in [0, 1] {
+        world.step(udp(0, flow, false));
+        world.step(udp(0, flow, true));
+    }
+    world.step(Step::Wait(100));
+    assert_eq!(world.table(1).len(), 2);
+    world.bus.delay = Duration::ZERO;
+    // At a gate that did not make it.
+    world.step(Step::Remove { gate: 1, flow: 0 });
+    // What was sent before is still on its way.
+    let mut before = replica(2, 77);
+    before.connect(world.time(2));
+    let (now, states) = (world.time(2), world.hosts[2].states());
+    each(&states, |record| before.scanned(record, now));
+    world.step(Step::Wait(100));
+    for gate in 0..GATES {
+        assert_eq!(world.table(gate).keys().copied().collect::<Vec<_>>(), [1001], "at {gate}");
+    }
+    let stats = |world: &World, gate: usize| world.replicas[gate].stats(world.time(gate));
+    assert_eq!([0, 1, 2].map(|gate| stats(&world, gate).removed), [1, 0, 1]);
+    // Nobody sends the removal once more.
+    assert_eq!(stats(&world, 1).sent, 1);
+    assert_eq!(stats(&world, 2).sent, 0);
+    while let Some(output) = before.poll(&mut world.hosts[2], now + Duration::from_millis(30)) {
+        let Output::Batch { bytes, .. } = output else { continue };
+        let now = world.time(0);
+        world.replicas[0].message(Channel::States, "g3", &bytes, &mut world.hosts[0], now);
+    }
+    let after = stats(&world, 0);
+    assert_eq!((after.refused_removed, after.merged), (1, 1), "{after:?}");
+    assert_eq!(world.table(0).len(), 1);
+    // The flow may begin again at once, at any gate.
+    world.step(Step::Wait(1_200));
+    world.step(udp(2, 0, false));
+    world.step(udp(2, 0, true));
+    world.step(Step::Wait(100));
+    assert_eq!([0, 1].map(|gate| world.table(gate)[&1000]), [(true, [1, 1]); 2]);
+}
+
+/// Changes the versions of a message and of its records.
+fn of_version(bytes: &[u8], message: u8, oldest: u8, records: u8) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    (bytes[4], bytes[5]) = (message, oldest);
+    let mut at = usize::from(u16::from_le_bytes([bytes[6], bytes[7]]));
+    while at < bytes.len() {
+        bytes[at + 2] = records;
+        at += 2 + usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    }
+    bytes
+}
+
+#[test]
+fn a_message_of_the_next_version_is_merged_or_counted() {
+    for (version, oldest, records, expected) in
+        [(1, 1, 1, [1, 0, 0]), (2, 1, 1, [1, 0, 0]), (2, 2, 1, [0, 1, 0]), (2, 1, 2, [0, 0, 1])]
+    {
+        let mut world = World::new(CALM, 10);
+        world.step(Step::Wait(3_000));
+        world.step(udp(0, 0, false));
+        world.step(udp(0, 0, true));
+        let now = world.time(0) + Duration::from_millis(30);
+        let Some(Output::Batch { bytes, states: 1 }) = world.replicas[0].poll(&mut world.hosts[0], now)
+        else {
+            panic!("no batch")
+        };
+        let (bytes, now) = (of_version(&bytes, version, oldest, records), world.time(1));
+        world.replicas[1].message(Channel::States, "g0", &bytes, &mut world.hosts[1], now);
+        let stats = world.replicas[1].stats(now);
+        let counted = [stats.created, stats.messages_version, stats.refused_version];
+        assert_eq!(counted, expected, "{version}, {oldest}, {records}: {stats:?}");
+    }
+}
+
+/// Gates with these rules, of which the first two make states of these flows, at the same time or one after the other. Returns the number
+/// of states at each gate, and whether records were refused because of a limit.
+fn limited(
+    rules: &str,
+    settings: state::Settings,
+    flows: [std::ops::Range<u8>; 2],
+    wait: u16,
+    split: bool,
+) -> ([usize; 2], [bool; 2]) {
+    let mut world = World::new(CALM, 11);
+    let now = world.now;
+    world.hosts = (0..GATES).map(|at| Host::with(rules, settings.clone(), at, now)).collect();
+    world.step(Step::Wait(3_000));
+    if split {
+        world.step(Step::Split(0));
+    }
+    for (gate, flows) in flows.into_iter().enumerate() {
+        for flow in flows {
+            world.step(udp(gate, flow, false));
+            world.step(udp(gate, flow, true));
+        }
+        world.step(Step::Wait(wait));
+    }
+    if split {
+        assert_eq!([0, 1].map(|gate| world.table(gate).len()), [4; 2], "each counts its own");
+        world.step(Step::Split(0));
+        world.step(Step::Wait(8_000));
+    }
+    let refused = [0, 1].map(|gate| world.replicas[gate].stats(world.time(gate)).refused_limit > 0);
+    ([0, 1].map(|gate| world.table(gate).len()), refused)
+}
+
+#[test]
+fn limits_count_the_states_of_the_group() {
+    let limit = "add allow udp from 10.0.0.1 to any limit src-addr 4 lifetime 3000";
+    let default = state::Settings::default;
+    let source = || state::Settings { dyn_source_max: 4, ..default() };
+    let keep = "add allow udp from 10.0.0.1 to any keep-state lifetime 3000";
+    // In touch: the other gate has made three, so that one more is admitted.
+    assert_eq!(limited(limit, default(), [0..3, 10..20], 100, false), ([4; 2], [false; 2]));
+    assert_eq!(limited(keep, source(), [0..3, 10..20], 100, false), ([4; 2], [false; 2]));
+    // The error: states that others have made and that are still on their way.
+    assert_eq!(limited(limit, default(), [0..3, 10..20], 0, false).0, [3, 4]);
+    // Not in touch: each gate counts the states that it has. Later, all states have their place in a `limit`, and `dyn_source_max`
+    // refuses those beyond it.
+    assert_eq!(limited(limit, default(), [0..10, 10..20], 100, true), ([8; 2], [false; 2]));
+    assert_eq!(limited(keep, source(), [0..10, 10..20], 100, true), ([4; 2], [true; 2]));
 }
 
 #[test]

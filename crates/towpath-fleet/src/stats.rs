@@ -23,8 +23,10 @@ metrics! {
         pub created: counter states,
         /// Records of peers that were merged into a live state.
         pub merged: counter states,
-        /// States of `strict` rules that were inserted without their TCP windows.
+        /// States of `strict` rules that were inserted; their TCP windows are unknown until segments are seen.
         pub without_window: counter states,
+        /// States that were removed because a peer has removed them.
+        pub removed: counter states,
         /// States that were not sent, by reason: no reply when they ended.
         pub not_sent_unreplied: counter states as "not_sent": "States that were not sent, by reason." (reason = "unreplied"),
         /// States that were not sent, by reason: they ended within the suppression window.
@@ -47,6 +49,8 @@ metrics! {
         pub refused_expired: counter states as "refused" (reason = "expired"),
         /// Records of peers that were refused, by reason: another version of records.
         pub refused_version: counter states as "refused" (reason = "version"),
+        /// Records of peers that were refused, by reason: the state was removed after they were sent.
+        pub refused_removed: counter states as "refused" (reason = "removed"),
         /// Messages that were refused, by reason: malformed.
         pub messages_malformed: counter messages as "messages_refused": "Messages that were refused, by reason." (reason = "malformed"),
         /// Messages that were refused, by reason: only newer versions can read them.
@@ -55,12 +59,16 @@ metrics! {
         pub messages_peers: counter messages as "messages_refused" (reason = "peers"),
         /// Messages that were refused, by reason: another gate has the name of this one.
         pub messages_own_name: counter messages as "messages_refused" (reason = "own_name"),
+        /// Messages that were refused, by reason: the server sent a copy of a message under another subject.
+        pub messages_republished: counter messages as "messages_refused" (reason = "republished"),
         /// Batches that were received twice.
         pub repeated: counter messages,
         /// Gaps in the sequence of a peer's batches.
         pub gaps: counter events,
         /// Gaps that the stream of the bus has filled.
         pub replayed: counter events,
+        /// Replays of the stream that did not end, or failed. A snapshot fills the gap.
+        pub replays_failed: counter events,
         /// Gaps that a snapshot of the peer has filled.
         pub resynced: counter events,
         /// Snapshots that were received.

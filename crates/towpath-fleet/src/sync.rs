@@ -188,6 +188,12 @@ impl Sync {
         Some(running.peer)
     }
 
+    /// The number of peers of which a snapshot is wanted.
+    #[cfg(test)]
+    pub(crate) fn wanted(&self) -> usize {
+        self.wanted.len()
+    }
+
     /// When [`poll`](Self::poll) is to be called next.
     pub(crate) fn timeout(&self) -> Option<Time> {
         let running = self.running.as_ref().map(|running| running.active + PATIENCE);

@@ -158,6 +158,10 @@ impl Table for States {
         self.ruleset.merge(&self.rules, record, trusted)
     }
 
+    fn remove(&mut self, record: &Record<'_>, within: Option<Duration>) -> Option<u32> {
+        self.ruleset.remove_merged(record, within)
+    }
+
     fn scan(&mut self, from: Cursor, slots: u32, each: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor> {
         self.feed.scan(from, slots, each)
     }
@@ -174,6 +178,8 @@ struct Member {
     /// When the next walk begins, and where the one that runs continues.
     walks: Instant,
     walk: Option<Cursor>,
+    /// Copies of messages were seen and logged.
+    republished: bool,
     view: FleetView,
     shows: Instant,
     status: String,
@@ -219,6 +225,7 @@ impl Member {
             active: begun,
             walks: begun,
             walk: None,
+            republished: false,
             view,
             shows: begun,
             status: String::new(),
@@ -269,6 +276,19 @@ impl Member {
                     log::warn!("fleet: {warning}");
                 }
                 self.view.warning = Some(warning);
+            }
+            bus::Incoming::Republished { from } => {
+                if !self.republished {
+                    log::warn!(
+                        "fleet: the server sends copies of messages under the name of `{from}`; they are refused"
+                    );
+                }
+                self.republished = true;
+                self.replica.republished();
+            }
+            bus::Incoming::ReplayFailed { peer, error } => {
+                log::warn!("fleet: no replay of the messages of {peer}: {error}; a snapshot fills the gap");
+                self.replica.replay_failed();
             }
             bus::Incoming::Message { channel, from, bytes } => {
                 self.replica.message(channel, &from, &bytes, &mut self.states, now);
@@ -378,6 +398,8 @@ mod bus {
         Connected(String),
         Away(String),
         Warning(String),
+        Republished { from: String },
+        ReplayFailed { peer: String, error: String },
         Message { channel: Channel, from: String, bytes: Vec<u8> },
     }
 

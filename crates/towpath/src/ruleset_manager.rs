@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use towpath_engine::Topology;
 use towpath_gate::rules::table::{Key, Kind, Listing, Value};
@@ -663,6 +663,12 @@ impl RulesetManager {
     ) -> Result<Merged, NotMerged> {
         let now = self.clock.now();
         self.book().gate.merge(rules, record, trusted, now)
+    }
+
+    /// Removes a state because another gate has removed it ([`Gate::remove_merged`](towpath_gate::Gate::remove_merged)).
+    pub fn remove_merged(&self, record: &Record<'_>, within: Option<Duration>) -> Option<u32> {
+        let now = self.clock.now();
+        self.book().gate.remove_merged(record, within, now)
     }
 
     /// The counters of the dynamic states.

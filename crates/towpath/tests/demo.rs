@@ -85,6 +85,25 @@ fn results(output: &std::process::Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
+#[towpath_testenv::needs(netns, "nats-server")]
+#[test]
+fn connections_continue_when_a_gate_of_two_is_killed() {
+    let (_alone, directory) = (alone(), tempfile::tempdir().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
+    command.args(["demo", "fleet", "--connections", "60", "--json"]).env("TMPDIR", directory.path());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let results = results(&output);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{results:#}: {said}");
+    assert_eq!([&results["continued"], &results["lost"]], [60, 0], "{results:#}");
+    let through = results["through"].as_array().unwrap();
+    assert!(through.iter().all(|count| count.as_u64() > Some(0)), "{results:#}");
+    assert!(results["longest_ms"].as_f64() > Some(0.0), "{results:#}");
+    assert!(said.contains("gate a: SIGKILL\n") && !said.contains('\r'), "{said}");
+    gone(directory.path());
+    assert!(empty(directory.path()));
+}
+
 #[towpath_testenv::needs(netns)]
 #[test]
 fn expectations_are_met_and_nothing_is_left() {

@@ -183,7 +183,7 @@ impl Dut {
 }
 
 /// Starts `towpath run` in a namespace, with a configuration that has the rule file `rules` and the control socket `ctl.sock`.
-pub(super) fn run_towpath(netns_pid: &str, config: &str, rules: &str) -> Result<(Side, TempDir)> {
+pub(crate) fn run_towpath(netns_pid: &str, config: &str, rules: &str) -> Result<(Side, TempDir)> {
     let program = crate::subject::replay::binary()?;
     let files = TempDir::new().context("making a directory")?;
     let path = files.path().join("live.toml");

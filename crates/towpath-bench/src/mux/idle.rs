@@ -60,7 +60,7 @@ pub(crate) fn clients(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn allow_descriptors() -> Result<()> {
+pub(crate) fn allow_descriptors() -> Result<()> {
     let (maximum, wanted) = (getrlimit(Resource::Nofile).maximum, COUNT as u64 + 100);
     setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
         .with_context(|| format!("{COUNT} connections need {wanted} descriptors in a process"))

@@ -68,17 +68,17 @@ pub(crate) fn side(step: &str, times: u32) -> Result<()> {
 }
 
 fn count(step: &str) -> Result<f64> {
-    let once = instructions(step, TIMES)?;
-    let twice = instructions(step, 2 * TIMES)?;
+    let once = instructions(&["instructions", step, &TIMES.to_string()])?;
+    let twice = instructions(&["instructions", step, &(2 * TIMES).to_string()])?;
     Ok((twice - once) / f64::from(TIMES))
 }
 
-/// Returns the instructions of a process that runs the step `times` times.
-fn instructions(step: &str, times: u32) -> Result<f64> {
+/// Returns the instructions of a side.
+pub(super) fn instructions(words: &[&str]) -> Result<f64> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(program);
-    command.args(["side", "instructions", step, &times.to_string()]);
+    command.arg("side").args(words);
     let output = match command.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(Skipped("the program valgrind is not installed".to_owned()).into());

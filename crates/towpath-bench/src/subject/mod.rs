@@ -1,5 +1,6 @@
 //! The subjects of measurements.
 
+pub(crate) mod fleet;
 pub(crate) mod framing;
 pub(crate) mod gate;
 mod gate_changes;

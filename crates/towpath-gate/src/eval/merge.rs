@@ -5,19 +5,21 @@
 //! Otherwise the first packet of the state walks the rules ([`Gate::creating_rule`]). A state that no rule would create is refused.
 //!
 //! The windows and acknowledgement numbers of TCP are those of the last packet that the other gate has seen, which are older than the
-//! next packet here. They would refuse current segments, so a state is inserted without them: a state of a `strict` rule is not strict.
+//! next packet here. They would refuse current segments, so a state is inserted without them. The windows of a `strict` rule are unknown
+//! until segments are seen here; only their scales are taken over.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
 use crc::{CRC_64_XZ, Crc};
-use towpath_wire::Time;
+use towpath_wire::{Time, proto};
 
 use super::creating_rule::FirstPacket;
 use super::gate::{DEFAULT_DYNAMIC_RULE, Gate};
 use super::snapshot::{reference_of, saved};
 use crate::state::record::Record;
-use crate::state::{Limit, Name, Refused, RuleId};
+use crate::state::{Limit, Name, Refused, RuleId, Tracking};
 
 const CRC: Crc<u64> = Crc::<u64>::new(&CRC_64_XZ);
 
@@ -55,7 +57,7 @@ pub struct Merged {
     pub id: u32,
     /// It was inserted. Otherwise a live state took over what the record has beyond it.
     pub created: bool,
-    /// It was inserted without the TCP windows that it has at the other gate.
+    /// It was inserted with strict tracking: its TCP windows are unknown until segments are seen.
     pub without_window: bool,
 }
 
@@ -89,6 +91,7 @@ struct Creator {
     limit: Option<Limit>,
     /// Its own lifetime, and whether every packet sets it.
     lifetime: (Option<u32>, bool),
+    strict: bool,
 }
 
 impl Gate {
@@ -123,17 +126,19 @@ impl Gate {
             None => self.creator(own, record)?,
         };
         let mut saved = saved(record, self.ports());
-        let without_window = saved.window.take().is_some();
         saved.listed.tcp_ack = [0; 2];
         (saved.lifetime, saved.every_packet) = creator.lifetime;
-        let Creator { rule, name, limit, .. } = creator;
-        let merged = self.maintain(|gate| gate.states_mut().merge(&saved, rule, name, limit, now));
+        let Creator { rule, name, limit, strict, .. } = creator;
+        let strict = strict && record.flow.proto == proto::TCP;
+        let merged = self.maintain(|gate| gate.states_mut().merge(&saved, rule, name, limit, strict, now));
         let merged = merged.map_err(NotMerged::Refused)?;
-        Ok(Merged {
-            id: merged.id,
-            created: merged.created,
-            without_window: without_window && merged.created,
-        })
+        Ok(Merged { id: merged.id, created: merged.created, without_window: strict && merged.created })
+    }
+
+    /// Removes the state of a record because another gate has removed it, unless it expires later than in `within`. Returns its number.
+    pub fn remove_merged(&mut self, record: &Record<'_>, within: Option<Duration>, now: Time) -> Option<u32> {
+        let name = self.flow_names.get(record.name)?;
+        self.maintain(|gate| gate.states_mut().remove_merged(&record.flow, name, within, now))
     }
 
     fn known_creator(&mut self, rule: RuleId, record: &Record<'_>) -> Result<Creator, NotMerged> {
@@ -141,8 +146,9 @@ impl Gate {
         Ok(Creator {
             rule,
             name: name.ok_or(NotMerged::Names)?,
-            limit: self.limit_of(rule),
+            limit: self.install_of(rule).and_then(|install| install.limit),
             lifetime: (record.lifetime, record.every_packet),
+            strict: self.install_of(rule).is_some_and(|install| install.tracking == Tracking::Strict),
         })
     }
 
@@ -163,7 +169,8 @@ impl Gate {
             true => (record.lifetime, record.every_packet),
             false => with_timeout.own_lifetime(),
         };
-        Ok(Creator { rule: creating.id, name: install.name, limit: install.install.limit, lifetime })
+        let strict = install.install.tracking == Tracking::Strict;
+        Ok(Creator { rule: creating.id, name: install.name, limit: install.install.limit, lifetime, strict })
     }
 }
 
@@ -189,6 +196,13 @@ mod tests {
         let spec = PacketSpec::parse(text).unwrap();
         let packet = wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32).unwrap();
         walker.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW);
+        walker.idle();
+    }
+
+    fn later(walker: &mut Walker, text: &str) {
+        let spec = PacketSpec::parse(text).unwrap();
+        let packet = wire::parse(spec.link(), &spec.frame, spec.frame.len() as u32).unwrap();
+        walker.walk(&mut Walk::new(Dir::In, None, None), &packet, NOW + Duration::from_secs(2));
         walker.idle();
     }
 
@@ -276,14 +290,71 @@ mod tests {
     }
 
     #[test]
-    fn a_strict_state_is_inserted_without_its_window_and_passes_packets() {
+    fn the_first_segments_after_a_merge_teach_the_windows() {
         let rules = "add 100 allow tcp from any to any setup keep-state strict";
         let (from, mut walker) = gate(rules);
         walk(&mut walker, "tcp 10.0.0.1:1 > 10.0.0.2:80 syn");
-        let (mut to, mut walker) = gate(rules);
-        assert_eq!(merge(&from, &mut to, true), [Ok((true, true))]);
-        walk(&mut walker, "tcp 10.0.0.2:80 > 10.0.0.1:1 ack");
-        assert_eq!(owners(&to), [(100, [1, 1])]);
+        for trusted in [true, false] {
+            let (mut to, mut walker) = gate(rules);
+            assert_eq!(merge(&from, &mut to, trusted), [Ok((true, true))]);
+            let packets = |to: &Gate| owners(to)[0].1;
+            walk(&mut walker, "tcp 10.0.0.2:80 > 10.0.0.1:1 ack seq 7000 ackno 5000 win 1000");
+            walk(&mut walker, "tcp 10.0.0.1:1 > 10.0.0.2:80 ack seq 5000 ackno 7000 win 1000");
+            assert_eq!(packets(&to), [2, 1]);
+            // Beyond all windows.
+            walk(&mut walker, "tcp 10.0.0.1:1 > 10.0.0.2:80 ack seq 2000005000 ackno 7000 win 1000");
+            assert_eq!(packets(&to), [2, 1]);
+        }
+    }
+
+    #[test]
+    fn a_strict_connection_that_returns_is_learned_again() {
+        let rules = "add 100 allow tcp from any to any setup keep-state strict";
+        let ((mut one, mut first), (mut two, mut second)) = (gate(rules), gate(rules));
+        let there = |walker: &mut Walker, seq: u32, ack: u32| {
+            walk(walker, &format!("tcp 10.0.0.1:1 > 10.0.0.2:80 ack seq {seq} ackno {ack} win 1000"));
+        };
+        let back = |walker: &mut Walker, seq: u32, ack: u32| {
+            walk(walker, &format!("tcp 10.0.0.2:80 > 10.0.0.1:1 ack seq {seq} ackno {ack} win 1000"));
+        };
+        walk(&mut first, "tcp 10.0.0.1:1 > 10.0.0.2:80 syn seq 10 win 1000");
+        walk(&mut first, "tcp 10.0.0.2:80 > 10.0.0.1:1 syn ack seq 20 ackno 11 win 1000");
+        there(&mut first, 11, 21);
+        assert_eq!(merge(&one, &mut two, true), [Ok((true, true))]);
+        // Nothing later was seen there: the windows stay.
+        assert_eq!(merge(&two, &mut one, true), [Ok((false, false))]);
+        there(&mut first, 500_000, 21);
+        assert_eq!(owners(&one), [(100, [2, 1])]);
+        // Many bytes pass the other gate, which has seen later packets.
+        let tracked = |gate: &Gate| Record::decode(&records(gate)).unwrap().0.is_tracked();
+        assert!(!tracked(&two));
+        later(&mut second, "tcp 10.0.0.1:1 > 10.0.0.2:80 ack seq 500000 ackno 21 win 1000");
+        later(&mut second, "tcp 10.0.0.2:80 > 10.0.0.1:1 ack seq 21 ackno 500001 win 1000");
+        assert!(tracked(&two));
+        assert_eq!(merge(&two, &mut one, true), [Ok((false, false))]);
+        assert!(!tracked(&one));
+        there(&mut first, 500_001, 21);
+        back(&mut first, 21, 500_001);
+        assert!(tracked(&one));
+        // 3 and 2 of both gates, and one of each side.
+        assert_eq!(owners(&one), [(100, [4, 3])]);
+    }
+
+    #[test]
+    fn a_state_that_another_gate_has_removed_is_removed() {
+        let rules = "add 100 allow udp from any to any keep-state :dns";
+        let ((mut gate, mut walker), packet) = (gate(rules), "udp 10.0.0.1:1 > 10.0.0.2:53");
+        walk(&mut walker, packet);
+        let bytes = records(&gate);
+        let record = Record::decode(&bytes).unwrap().0;
+        // It lives longer here: the other gate has removed an older one.
+        assert_eq!(gate.remove_merged(&record, Some(Duration::from_secs(1)), NOW), None);
+        let other = Record { name: "other", ..record.clone() };
+        assert_eq!(gate.remove_merged(&other, None, NOW), None);
+        let reversed = Record { flow: record.flow.reversed(), ..record.clone() };
+        assert_eq!(gate.remove_merged(&reversed, Some(record.remaining), NOW), Some(record.id));
+        assert_eq!(gate.remove_merged(&record, None, NOW), None);
+        assert!(owners(&gate).is_empty());
     }
 
     #[test]

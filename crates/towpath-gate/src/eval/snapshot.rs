@@ -39,7 +39,8 @@ use super::port::{PortId, Ports};
 use crate::rules::Rule;
 use crate::state::record::{Record, RecordError, RecordOrigin, RecordPort, RuleRef};
 use crate::state::{
-    Cursor, EventKind, Installed, Kind, Limit, Listed, Name, Origin, RecordedPort, RuleId, Saved, StateEvent,
+    Cursor, EventKind, Install, Installed, Kind, Limit, Listed, Name, Origin, RecordedPort, RuleId, Saved,
+    StateEvent,
 };
 use towpath_wire::Time;
 
@@ -383,8 +384,13 @@ impl Gate {
     }
 
     pub(super) fn limit_of(&self, id: RuleId) -> Option<Limit> {
+        self.install_of(id)?.limit
+    }
+
+    /// How a rule inserts states, if it does.
+    pub(super) fn install_of(&self, id: RuleId) -> Option<&Install> {
         let program = &self.generation().program;
-        program.rules[program.position_of(id)?].install.as_ref()?.install.limit
+        Some(&program.rules[program.position_of(id)?].install.as_ref()?.install)
     }
 }
 

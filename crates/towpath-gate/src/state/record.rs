@@ -19,7 +19,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::events::EventKind;
-use super::tcp::window::WORDS;
+use super::tcp::window::{WORDS, Window};
 use super::{Ends, Flow};
 use towpath_wire::{Time, proto};
 
@@ -211,6 +211,11 @@ impl<'a> Record<'a> {
         const FINS: u16 = 0o11;
         const RSTS: u16 = 0o44;
         self.flow.proto == proto::TCP && (self.seen & FINS == FINS || self.seen & RSTS != 0)
+    }
+
+    /// Returns true if strict tracking has seen segments of both sides that fit together.
+    pub fn is_tracked(&self) -> bool {
+        self.window.is_some_and(|words| Window::from_words(words).is_agreed())
     }
 
     /// Reads the record at the beginning of `bytes`. Returns it with its length.

@@ -1,5 +1,8 @@
 //! A group of two gates with nats-server: a gate that is killed, a server that restarts or is away, and one that refuses a gate.
 
+mod copies;
+mod credentials;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -42,13 +45,23 @@ authorization {
 }
 "#;
 
+/// The permissions of a gate in [`SERVER`].
+fn permissions(gate: &str) -> String {
+    let (_, user) = SERVER.split_once(&format!("user: {gate},")).unwrap();
+    let (_, permissions) = user.split_once("permissions: ").unwrap();
+    permissions.split_once("} }").unwrap().0.to_owned() + "}"
+}
+
 /// nats-server(1) in this thread's namespace. Ends when it is dropped.
 struct Server(Child);
 
 impl Server {
     fn start(directory: &Path) -> Self {
+        Self::with(directory, &SERVER.replace("DIRECTORY", directory.to_str().unwrap()))
+    }
+
+    fn with(directory: &Path, config: &str) -> Self {
         let file = directory.join("nats.conf");
-        let config = SERVER.replace("DIRECTORY", directory.to_str().unwrap());
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new("nats-server");
         command.arg("--config").arg(file).stdout(Stdio::null()).stderr(Stdio::null());
@@ -258,8 +271,8 @@ fn batches(bus: &Bus, number: usize) -> Vec<Vec<u8>> {
     batches
 }
 
-/// A client that is connected. Messages that came meanwhile are dropped.
-fn client(gate: &str, password: &str) -> Bus {
+/// A client that is connected, and the last warning. Messages that came meanwhile are dropped.
+fn client(gate: &str, password: &str) -> (Bus, Option<String>) {
     let config = BusConfig {
         servers: vec![format!("nats://{gate}:{password}@127.0.0.1:4222")],
         group: "edge".to_owned(),
@@ -270,12 +283,16 @@ fn client(gate: &str, password: &str) -> Bus {
         tls_identity: None,
     };
     let bus = Bus::start(config, || ()).unwrap();
+    let mut warning = None;
     until(|| match bus.receive(Duration::from_millis(10)) {
         Some(Incoming::Connected(_)) => true,
-        Some(Incoming::Warning(text)) => panic!("{text}"),
+        Some(Incoming::Warning(text)) => {
+            warning = Some(text);
+            false
+        }
         _ => false,
     });
-    bus
+    (bus, warning)
 }
 
 #[towpath_testenv::needs(netns, "nats-server")]
@@ -284,7 +301,8 @@ fn the_permissions_of_the_guide_allow_a_replay() {
     within(|| {
         let directory = tempfile::tempdir().unwrap();
         let _server = Server::start(directory.path());
-        let (one, two) = (client("a", "one"), client("b", "two"));
+        let ((one, refused), (two, _)) = (client("a", "one"), client("b", "two"));
+        assert_eq!(refused, None);
         let sent: Vec<_> = (0..100_u8).map(|number| vec![number]).collect();
         for bytes in &sent {
             two.send(Output::Batch { bytes: bytes.clone(), states: 1 }).unwrap();

@@ -19,6 +19,11 @@
 //! The first fragment of a datagram has the header of its segment, and not its length. The segment may end anywhere in its
 //! receiver's window.
 //!
+//! A connection that continues at another gate is [resumed](Window::resumed): its numbers are unknown until they are seen. Until a segment
+//! of each side fits the latest one of the other side, segments are passed and learned from. Then they are checked, with one difference:
+//! data may have passed another gate, so an acknowledgement may be for all that its sender has accepted. Without the SYNs of a connection,
+//! its windows have the largest scale.
+//!
 //! Not supported: selective acknowledgements and timestamps are not checked; urgent data is treated as data.
 //!
 //! References: van Rooij 2000, "Real Stateful TCP Packet Filtering in IP Filter", section 4; RFC 9293, 3.4 and
@@ -32,6 +37,10 @@ const ACK_WINDOW: u32 = 66_000;
 
 /// More bytes than a datagram has.
 const MAX_SEGMENT: u32 = 1 << 16;
+
+/// "the TCP SHOULD log the error but MUST use 14 instead of the specified value", RFC 7323 section 2.3; and the largest window.
+const MAX_SCALE: u8 = 14;
+const MAX_WINDOW: u32 = 1 << 30;
 
 /// The observed numbers of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,8 +61,10 @@ struct Peer {
     scales: bool,
     /// Its SYN was seen.
     known: bool,
-    /// It has acknowledged the other side's SYN.
+    /// It has acknowledged the other side's SYN. In a resumed connection: a segment of each side has fitted.
     agreed: bool,
+    /// The connection continues here, and passed another gate before.
+    resumed: bool,
 }
 
 /// How a segment relates to the connection.
@@ -79,7 +90,7 @@ impl Window {
     pub(crate) fn words(&self) -> [u64; WORDS] {
         let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let known = |side: &Peer| {
-            let flags = [side.scales, side.known, side.agreed];
+            let flags = [side.scales, side.known, side.agreed, side.resumed];
             let bits = flags.iter().zip(8..).map(|(&flag, bit)| u32::from(flag) << bit).sum::<u32>();
             two(side.acked, bits | u32::from(side.scale))
         };
@@ -104,12 +115,52 @@ impl Window {
             max_end: high(numbers + 1),
             max_window: low(numbers + 1),
             acked: high(known),
-            scale: low(known) as u8,
+            scale: (low(known) as u8).min(MAX_SCALE),
             scales: low(known) >> 8 & 1 != 0,
             known: low(known) >> 9 & 1 != 0,
             agreed: low(known) >> 10 & 1 != 0,
+            resumed: low(known) >> 11 & 1 != 0,
         };
         Self([side(0, 4), side(2, 5)])
+    }
+
+    /// The window of a connection that continues here, with the scales that `known` windows of it have. The numbers stay, but count as
+    /// unknown, so that a concurrent packet never sees numbers of another connection as known.
+    pub(crate) fn resumed(self, known: impl IntoIterator<Item = Self>) -> Self {
+        // Without its SYN, the largest one.
+        let mut scales = [(MAX_SCALE, true); 2];
+        for Self(sides) in known {
+            for ((scale, scales), side) in scales.iter_mut().zip(sides) {
+                if side.known || side.resumed {
+                    (*scale, *scales) = (side.scale.min(*scale), side.scales && *scales);
+                }
+            }
+        }
+        let [a, b] = self.0;
+        Self([(a, scales[0]), (b, scales[1])].map(|(side, (scale, scales))| Peer {
+            scale,
+            scales,
+            known: false,
+            agreed: false,
+            resumed: true,
+            ..side
+        }))
+    }
+
+    /// The window as the other side sees it.
+    pub(crate) fn reversed(self) -> Self {
+        let [a, b] = self.0;
+        Self([b, a])
+    }
+
+    /// Returns true if the connection continues here, and segments of both sides have not fitted yet.
+    pub(crate) fn is_learning(&self) -> bool {
+        self.0.iter().any(|side| side.resumed) && !self.is_agreed()
+    }
+
+    /// Returns true if a segment of each side has fitted one of the other, so that segments are checked.
+    pub(crate) fn is_agreed(&self) -> bool {
+        self.0.iter().all(|side| side.known && side.agreed)
     }
 
     /// Applies a segment, if it fits.
@@ -119,6 +170,7 @@ impl Window {
         let flags = segment.tcp_flags;
         match (from.known, to.known) {
             _ if flags & RST != 0 => from.reset(&to, segment),
+            _ if self.is_learning() => self.learn(sender, segment),
             // Until it is acknowledged, the answer may change: a stateless listener makes a new initial sequence
             // number for every repetition of the SYN.
             (true, true) if flags & (SYN | ACK) == SYN | ACK && !to.agreed => self.answer(sender, segment),
@@ -136,7 +188,56 @@ impl Window {
     pub(crate) fn sent(&self, direction: Direction, seq: u32) -> bool {
         let (from, to) = (self.0[direction as usize], self.0[1 - direction as usize]);
         let oldest = from.end.wrapping_sub(to.max_window.max(ACK_WINDOW));
-        from.known && before(seq, from.end) && !before(seq, oldest)
+        self.is_learning() || from.known && before(seq, from.end) && !before(seq, oldest)
+    }
+
+    /// Learns from a segment of a resumed connection. If it does not fit what is known of the other side, that is forgotten: it may
+    /// have been forged.
+    fn learn(&mut self, sender: usize, segment: &Segment) -> Fit {
+        let (from, to) = (self.0[sender], self.0[1 - sender]);
+        let (syn, ack) = (segment.tcp_flags & SYN != 0, segment.tcp_flags & ACK != 0);
+        if !syn && !ack {
+            return Fit::Invalid;
+        }
+        let mut side = match syn {
+            true => Peer { resumed: true, ..Peer::of_syn(segment) },
+            false => {
+                let window = from.window_of(&to, segment);
+                let (isn, end) = (segment.tcp_seq.wrapping_sub(1), end(segment));
+                let max_window = window.max(1);
+                Peer { isn, end, max_end: end, max_window, known: true, agreed: false, ..from }
+            }
+        };
+        if !ack {
+            // The first SYN of a connection, or its repetition.
+            self.0[sender] = side;
+            return Fit::Fits;
+        }
+        side.acked = segment.tcp_ack;
+        if from.known && near(side.end, from.end, MAX_WINDOW) {
+            // Another segment of the same side.
+            side.end = later(side.end, from.end);
+            side.acked = later(side.acked, from.acked);
+            side.max_window = side.max_window.max(from.max_window);
+        }
+        // A side that has sent a SYN only has acknowledged nothing.
+        let begun = to.acked == 0 && !to.agreed && to.isn.wrapping_add(1) == to.end;
+        let fits = to.known
+            && (begun || near(segment.tcp_seq, to.acked, to.max_window.max(ACK_WINDOW)))
+            && near(segment.tcp_ack, to.end, side.max_window.max(ACK_WINDOW));
+        let other = &mut self.0[1 - sender];
+        if fits {
+            side.agreed = true;
+            other.agreed = true;
+            let accepted = if begun { side.end } else { to.acked };
+            side.max_end = later(side.end, accepted.wrapping_add(to.max_window));
+            other.end = later(other.end, segment.tcp_ack);
+            other.max_end = later(other.end, segment.tcp_ack.wrapping_add(side.max_window));
+        } else {
+            (other.known, other.agreed) = (false, false);
+        }
+        self.0[sender] = side;
+        Fit::Fits
     }
 
     fn open(&mut self, sender: usize, segment: &Segment) -> Fit {
@@ -174,7 +275,8 @@ impl Window {
             end = later(end, earlier(from.max_end, seq.wrapping_add(MAX_SEGMENT)));
         }
         // Beyond what the receiver accepts, or an acknowledgement of what was not sent.
-        if before(from.max_end, seq) || before(to.end, ack) {
+        let sent = if to.resumed { to.max_end } else { to.end };
+        if before(from.max_end, seq) || before(sent, ack) {
             return Fit::Invalid;
         }
         // Older than the largest window, or an acknowledgement of long ago (RFC 5961, 5.2).
@@ -183,16 +285,16 @@ impl Window {
         if old {
             return Fit::Ignored;
         }
-        // "Both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
-        // direction", RFC 7323 section 2.2.
-        let scale = if from.scales && to.scales { from.scale } else { 0 };
-        let window = u32::from(segment.tcp_window) << scale;
+        let window = from.window_of(&to, segment);
         let from = &mut self.0[sender];
         from.max_window = from.max_window.max(window);
         from.end = later(from.end, end);
         (from.acked, from.agreed) = (later(from.acked, ack), true);
         let to = &mut self.0[1 - sender];
         to.max_end = later(to.max_end, ack.wrapping_add(window.max(1)));
+        if to.resumed {
+            to.end = later(to.end, ack);
+        }
         Fit::Fits
     }
 }
@@ -207,10 +309,19 @@ impl Peer {
             max_window: u32::from(segment.tcp_window).max(1),
             acked: 0,
             agreed: false,
-            scale: segment.tcp_wscale.unwrap_or(0).min(14),
+            scale: segment.tcp_wscale.unwrap_or(0).min(MAX_SCALE),
             scales: segment.tcp_wscale.is_some(),
             known: true,
+            resumed: false,
         }
+    }
+
+    /// The window that this side offers to `to` with a segment.
+    fn window_of(&self, to: &Self, segment: &Segment) -> u32 {
+        // "Both sides MUST send Window Scale options in their <SYN> segments to enable window scaling in either
+        // direction", RFC 7323 section 2.2.
+        let scale = if self.scales && to.scales { self.scale } else { 0 };
+        u32::from(segment.tcp_window) << scale
     }
 
     /// Returns true if this acknowledgement number answers this side's SYN: all of it, or less data than came with it
@@ -221,6 +332,10 @@ impl Peer {
 
     /// Checks a reset from this side to `to`.
     fn reset(&self, to: &Peer, segment: &Segment) -> Fit {
+        if (self.resumed || to.resumed) && !(self.agreed && to.agreed) {
+            // It cannot be checked, so its receiver checks it.
+            return Fit::Ignored;
+        }
         if !self.known {
             // The answer to a SYN without a listener: it must acknowledge that SYN (RFC 9293, 3.10.7.3).
             let refused = to.known && segment.tcp_flags & ACK != 0 && to.syn_acknowledged_by(segment.tcp_ack);
@@ -251,6 +366,11 @@ fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
+/// Returns true if the difference is at most `distance`.
+fn near(a: u32, b: u32, distance: u32) -> bool {
+    (a.wrapping_sub(b) as i32).unsigned_abs() <= distance
+}
+
 fn later(a: u32, b: u32) -> u32 {
     if before(a, b) { b } else { a }
 }
@@ -268,7 +388,10 @@ mod tests {
     use Fit::{Fits, Ignored, Invalid};
 
     fn play(title: &str, isns: [u32; 2], scale: Option<u8>, rows: &[Row]) {
-        let mut window = Window::default();
+        play_from(Window::default(), title, isns, scale, rows);
+    }
+
+    fn play_from(mut window: Window, title: &str, isns: [u32; 2], scale: Option<u8>, rows: &[Row]) {
         for (i, &(direction, letters, seq, ack, tcp_len, tcp_window, fit)) in rows.iter().enumerate() {
             let letter = |letter| match letter {
                 'F' => FIN,
@@ -506,6 +629,104 @@ mod tests {
         play("not scaled", [0, 0], None, &[wide, &[unscaled]].concat());
         // The window of a SYN is never scaled.
         play("in the SYN", [0, 0], Some(7), &[&OPEN[..], &[unscaled]].concat());
+    }
+
+    #[test]
+    fn a_resumed_connection_is_learned_from_its_segments() {
+        let stories: &[(&str, &[Row])] = &[
+            (
+                "in the middle",
+                &[
+                    ('>', "A", 5000, 9000, 500, 1000, Fits),
+                    ('>', "R", 5500, 0, 0, 0, Ignored),
+                    ('<', "A", 9000, 5500, 700, 2000, Fits),
+                    // From here on segments are checked.
+                    ('>', "A", 7501, 9700, 1, 1000, Invalid),
+                    ('>', "A", 7500, 9700, 1, 1000, Fits),
+                    ('<', "A", 9700, 70_000_000, 0, 2000, Invalid),
+                    ('>', "R", 6000, 0, 0, 0, Ignored),
+                    ('>', "R", 70_000_000, 0, 0, 0, Invalid),
+                    ('>', "R", 5500, 0, 0, 0, Fits),
+                ],
+            ),
+            (
+                "the first one is a retransmission, and more has passed the other gate",
+                &[
+                    ('>', "A", 5000, 9000, 500, 1000, Fits),
+                    ('<', "A", 9000, 5000, 0, 2000, Fits),
+                    ('<', "A", 9000, 6800, 0, 2000, Fits),
+                    ('>', "A", 6800, 9000, 500, 1000, Fits),
+                    ('<', "A", 9000, 8801, 0, 2000, Invalid),
+                ],
+            ),
+            (
+                "a forged segment is forgotten",
+                &[
+                    ('>', "A", 1_000_000_000, 2_000_000_000, 500, 1000, Fits),
+                    ('<', "A", 9000, 5000, 0, 2000, Fits),
+                    ('>', "A", 5000, 9000, 500, 1000, Fits),
+                    ('>', "A", 1_000_000_000, 2_000_000_000, 500, 1000, Invalid),
+                ],
+            ),
+            (
+                "in the handshake",
+                &[
+                    ('<', "SA", 0, 1, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 500, 1000, Fits),
+                    ('<', "A", 1, 501, 100, 2000, Fits),
+                    ('>', "", 501, 0, 10, 1000, Invalid),
+                ],
+            ),
+            (
+                "a SYN that is repeated",
+                &[
+                    ('>', "S", 0, 0, 0, 1000, Fits),
+                    ('<', "SA", 0, 1, 0, 2000, Fits),
+                    ('>', "A", 1, 1, 0, 1000, Fits),
+                    ('>', "A", 2002, 1, 1, 1000, Invalid),
+                ],
+            ),
+        ];
+        // Without scales: the other gate has seen the SYNs.
+        let mut before = Window::default();
+        for row in &OPEN {
+            let tcp_flags =
+                if row.1.contains('S') { SYN } else { 0 } | if row.1.contains('A') { ACK } else { 0 };
+            let direction = if row.0 == '>' { Direction::Forward } else { Direction::Reverse };
+            let segment = Segment {
+                tcp_flags,
+                tcp_seq: row.2,
+                tcp_ack: row.3,
+                tcp_window: row.5,
+                ..Segment::default()
+            };
+            assert_eq!(before.segment(direction, &segment), Fits);
+        }
+        for (title, rows) in stories {
+            for isns in [[0, 0], [u32::MAX - 6000, 0x8000_0000 - 9100]] {
+                play_from(before.resumed([before]), title, isns, None, rows);
+            }
+        }
+        // Of a side whose SYN was not seen, the window may be of any scale.
+        let far: &[Row] = &[
+            ('>', "A", 5000, 9000, 500, 1000, Fits),
+            ('<', "A", 9000, 5500, 0, 2000, Fits),
+            ('>', "A", 5500 + (2000 << 14), 9000, 0, 1000, Fits),
+            ('>', "A", 5501 + (2000 << 14), 9000, 0, 1000, Invalid),
+        ];
+        play_from(Window::default().resumed([]), "unknown", [0, 0], None, far);
+        assert_eq!(Window::default().resumed([]).resumed([before]), before.resumed([before]).numberless());
+    }
+
+    impl Window {
+        fn numberless(self) -> Self {
+            Self(self.0.map(|side| Peer {
+                scale: side.scale,
+                scales: side.scales,
+                resumed: side.resumed,
+                ..Peer::default()
+            }))
+        }
     }
 
     #[test]
