@@ -94,8 +94,10 @@ fn receive_at(fd: BorrowedFd<'_>, space: &mut [MaybeUninit<u8>]) -> Result<Recei
             }
         }
         if (head.cmsg_level, head.cmsg_type) == (libc::SOL_TLS, GET_RECORD_TYPE) {
-            // SAFETY: the kernel wrote one byte after the header.
-            record = Some(unsafe { libc::CMSG_DATA(part).read() });
+            // SAFETY: as above; the data begins after the header.
+            let data = unsafe { libc::CMSG_DATA(part) };
+            // SAFETY: the kernel wrote one byte there.
+            record = Some(unsafe { data.read() });
         }
         // SAFETY: as for CMSG_FIRSTHDR; `part` is a header of this control buffer.
         part = unsafe { libc::CMSG_NXTHDR(&raw const header, part) };
@@ -129,27 +131,32 @@ pub(super) fn set_bytes(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: 
     if said == 0 { Ok(()) } else { Err(last_error()) }
 }
 
+/// A control message with one byte: `struct cmsghdr` and its data (cmsg(3)), padded as CMSG_SPACE does.
+#[cfg(feature = "tls")]
+#[repr(C)]
+struct RecordControl {
+    len: usize,
+    level: c_int,
+    option: c_int,
+    kind: u8,
+}
+
 /// Sends one record of a type other than data, on a socket with kernel TLS.
 #[cfg(feature = "tls")]
 pub(super) fn send_record(fd: BorrowedFd<'_>, kind: u8, bytes: &[u8]) -> Result<(), Errno> {
     let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // Words, for the alignment of cmsghdr: a header of 16 bytes, and one byte.
-    let mut control = [0u64; 3];
+    let mut control = RecordControl {
+        len: size_of::<usize>() + 2 * size_of::<c_int>() + 1,
+        level: libc::SOL_TLS,
+        option: SET_RECORD_TYPE,
+        kind,
+    };
     // SAFETY: msghdr consists of integers and pointers, for which zero is valid.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut iov;
     header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: the control buffer has room for a header and one byte, so CMSG_FIRSTHDR is not null and CMSG_DATA is inside.
-    unsafe {
-        let part = libc::CMSG_FIRSTHDR(&raw const header);
-        (*part).cmsg_level = libc::SOL_TLS;
-        (*part).cmsg_type = SET_RECORD_TYPE;
-        (*part).cmsg_len = libc::CMSG_LEN(1) as _;
-        libc::CMSG_DATA(part).write(kind);
-        header.msg_controllen = libc::CMSG_SPACE(1) as _;
-    }
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = size_of::<RecordControl>() as _;
     // SAFETY: the header refers to `bytes`, which the kernel only reads, and to the control buffer, with their sizes; all live during
     // the call (sendmsg(2)).
     let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };

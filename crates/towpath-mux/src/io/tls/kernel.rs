@@ -217,7 +217,7 @@ impl Kernel {
                 // [`ServerTls::kernel`](super::ServerTls::kernel) states it.
                 return Outcome::Failed(Errno::KEYEXPIRED.raw_os_error());
             }
-            let slices: Vec<_> = transmit.slices(SLICES).into_iter().map(IoSlice::new).collect();
+            let slices: Vec<_> = transmit.slices(SLICES).map(IoSlice::new).collect();
             let mut none = SendAncillaryBuffer::default();
             match sendmsg(fd, &slices, &mut none, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
