@@ -45,13 +45,18 @@ fn install(gate: &mut Gate, n: u32) {
 #[test]
 fn prepared_memory_is_resident() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut gate = Gate::new(Ruleset::empty(), Ports::new(), Settings::default(), 1);
-    // More than half of the index's capacity: the next index is prepared, too.
-    (0..200_000).for_each(|n| install(&mut gate, n));
-    let before = resident().expect("/proc/self/status");
-    while gate.prepare() {}
     // At least a quarter more slots of nine words each, and 2^15 lines.
-    let (more, prepared) = (resident().unwrap().saturating_sub(before), 50_000 * 72 + (64 << 15));
+    let prepared = 50_000 * 72 + (64 << 15);
+    let measured = || {
+        let mut gate = Gate::new(Ruleset::empty(), Ports::new(), Settings::default(), 1);
+        // More than half of the index's capacity: the next index is prepared, too.
+        (0..200_000).for_each(|n| install(&mut gate, n));
+        let before = resident().expect("/proc/self/smaps_rollup");
+        while gate.prepare() {}
+        resident().unwrap().saturating_sub(before)
+    };
+    // Meanwhile the kernel may take other pages of the process away.
+    let more = (0..3).map(|_| measured()).max().unwrap();
     assert!(more > prepared * 3 / 4, "{more} bytes are there of {prepared}");
 }
 

@@ -108,6 +108,9 @@ impl World {
             given
         };
         assert_eq!(given, batch.len());
+        // Also if the worker got nothing: a connection may have been at its limit only now.
+        let ready = &self.mux.ready;
+        self.fairness.parked(|id| ready.is_parked(id));
         self.actors[at].asks = given > 0 || self.actors[at].has_some();
         for message in batch {
             self.got(at, &message);

@@ -11,7 +11,7 @@ use super::{Config, Order, psock};
 pub(super) struct Fairness {
     /// Maximum number of messages of a turn. `None`: an order holds messages back.
     turn: Option<u32>,
-    /// For each waiting connection: messages of others that were given since it was served or began to wait.
+    /// For each waiting connection: messages of others that were given since it was served, began to wait, or was at its limit.
     overtaken: BTreeMap<psock::Id, BTreeMap<psock::Id, u32>>,
 }
 
@@ -26,6 +26,11 @@ impl Fairness {
     /// Messages were given back: they go before others.
     pub(super) fn forget(&mut self) {
         self.overtaken.clear();
+    }
+
+    /// These connections are at their limits, and may be overtaken.
+    pub(super) fn parked(&mut self, is_parked: impl Fn(psock::Id) -> bool) {
+        self.overtaken.retain(|id, _| !is_parked(*id));
     }
 
     /// A worker got a message of this connection; messages of `waiting` still wait and are not at a limit.
