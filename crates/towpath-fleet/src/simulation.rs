@@ -755,3 +755,30 @@ fn two_gates_of_one_name_are_noticed() {
     world.replicas[1].message(Channel::States, "g2", b"TWFLx", &mut world.hosts[1], now);
     assert_eq!(world.replicas[1].stats(now).messages_malformed, 2);
 }
+
+/// Gates 0 and 1 come back at the same moment, gate 0 without states. Only gate 2 has the last batch of the process before.
+#[test]
+fn a_gate_that_returns_with_a_restarted_one_asks_all_peers() {
+    let bus = Bus {
+        lost: 0,
+        repeated: 0,
+        delay: Duration::ZERO,
+        stream: Duration::from_secs(60),
+        skew: Duration::ZERO,
+    };
+    let mut world = World::new(bus, 0);
+    let packet = |flow: u8, reply: bool| Step::Packet { gate: 0, flow, reply, tcp: None };
+    let steps = [
+        packet(0, false),
+        packet(2, false),
+        Step::Split(0),
+        Step::Split(1),
+        packet(2, true),
+        Step::Split(0),
+        Step::Wait(1001),
+        Step::Restart(0),
+        Step::Split(0),
+    ];
+    steps.into_iter().for_each(|step| world.step(step));
+    world.settle();
+}

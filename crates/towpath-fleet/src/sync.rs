@@ -33,6 +33,27 @@ pub(crate) enum Need {
     Missing,
 }
 
+/// A snapshot that is wanted. The needs are separate: a replay ends one of them only.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    joined: bool,
+    missing: bool,
+    at: Time,
+}
+
+impl Wanted {
+    fn add(&mut self, need: Need) {
+        match need {
+            Need::Joined => self.joined = true,
+            Need::Missing => self.missing = true,
+        }
+    }
+
+    const fn need(self) -> Need {
+        if self.missing { Need::Missing } else { Need::Joined }
+    }
+}
+
 /// The snapshot that is being taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
@@ -63,7 +84,7 @@ pub(crate) enum Chunk {
 /// The snapshots that are wanted, and the one that is being taken.
 #[derive(Debug, Default)]
 pub(crate) struct Sync {
-    wanted: BTreeMap<String, (Need, Time)>,
+    wanted: BTreeMap<String, Wanted>,
     pub(crate) running: Option<Running>,
     epoch: u64,
 }
@@ -74,10 +95,8 @@ impl Sync {
         if self.running.as_ref().is_some_and(|running| running.peer == peer && need == Need::Joined) {
             return;
         }
-        let (wanted, _) = self.wanted.entry(peer.to_owned()).or_insert((need, at));
-        if need == Need::Missing {
-            *wanted = need;
-        }
+        let wanted = Wanted { joined: false, missing: false, at };
+        self.wanted.entry(peer.to_owned()).or_insert(wanted).add(need);
     }
 
     /// Returns true if no snapshot is wanted or being taken.
@@ -85,10 +104,13 @@ impl Sync {
         self.wanted.is_empty() && self.running.is_none()
     }
 
-    /// No snapshot of `peer` is wanted any more.
+    /// No batch of `peer` is missing any more.
     pub(crate) fn filled(&mut self, peer: &str) {
-        if self.wanted.get(peer).is_some_and(|(need, _)| *need == Need::Missing) {
-            self.wanted.remove(peer);
+        if let Some(wanted) = self.wanted.get_mut(peer) {
+            wanted.missing = false;
+            if !wanted.joined {
+                self.wanted.remove(peer);
+            }
         }
     }
 
@@ -99,7 +121,7 @@ impl Sync {
 
     /// The bus is back: peers have time to be heard.
     pub(crate) fn resume(&mut self, now: Time) {
-        self.wanted.values_mut().for_each(|(_, at)| *at = now.max(*at));
+        self.wanted.values_mut().for_each(|wanted| wanted.at = now.max(wanted.at));
     }
 
     /// The bus has failed: the chunks that were requested are lost.
@@ -130,12 +152,17 @@ impl Sync {
             }
             *failed += 1;
             let running = self.running.take()?;
-            self.wanted.insert(running.peer, (running.need, now + if same { AGAIN } else { PATIENCE }));
+            let at = now + if same { AGAIN } else { PATIENCE };
+            let again =
+                self.wanted.entry(running.peer).or_insert(Wanted { joined: false, missing: false, at });
+            again.add(running.need);
+            again.at = at;
         }
         // A peer that has gone has nothing to give. If it comes back, the gap of its batches shows.
-        self.wanted.retain(|name, (_, at)| now.since(*at) < GONE || peer(name).is_some());
-        let due = |(name, (need, at)): (&String, &(Need, Time))| {
-            (*at <= now).then(|| peer(name)).flatten().map(|incarnation| (name.clone(), *need, incarnation))
+        self.wanted.retain(|name, wanted| now.since(wanted.at) < GONE || peer(name).is_some());
+        let due = |(name, wanted): (&String, &Wanted)| {
+            let incarnation = (wanted.at <= now).then(|| peer(name)).flatten()?;
+            Some((name.clone(), wanted.need(), incarnation))
         };
         let (name, need, incarnation) = self.wanted.iter().find_map(due)?;
         self.wanted.remove(&name);
@@ -183,7 +210,8 @@ impl Sync {
     pub(crate) fn finish(&mut self, in_step: bool) -> Option<String> {
         let running = self.running.take()?;
         if in_step {
-            self.wanted.retain(|_, (need, _)| *need == Need::Missing);
+            self.wanted.values_mut().for_each(|wanted| wanted.joined = false);
+            self.wanted.retain(|_, wanted| wanted.missing);
         }
         Some(running.peer)
     }
@@ -197,6 +225,6 @@ impl Sync {
     /// When [`poll`](Self::poll) is to be called next.
     pub(crate) fn timeout(&self) -> Option<Time> {
         let running = self.running.as_ref().map(|running| running.active + PATIENCE);
-        running.or_else(|| self.wanted.values().map(|(_, at)| *at).min())
+        running.or_else(|| self.wanted.values().map(|wanted| wanted.at).min())
     }
 }
