@@ -94,13 +94,12 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
         for socket in [&server, &other] {
             socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         }
+        // One socket for each port: processes of other tests may keep a closed one until execve(2).
+        let senders =
+            [7, 8].map(|port| left.run(move || std::net::UdpSocket::bind(("10.0.0.1", port)).unwrap()));
         let send = |port: u16| {
-            left.run(move || {
-                std::net::UdpSocket::bind(("10.0.0.1", port))
-                    .unwrap()
-                    .send_to(b"12345678", ("10.0.0.2", port))
-                    .unwrap();
-            });
+            let sent = senders[usize::from(port) - 7].send_to(b"12345678", ("10.0.0.2", port));
+            assert_eq!(sent.unwrap(), 8);
         };
         let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
         map.write(3, redirect, 7);
