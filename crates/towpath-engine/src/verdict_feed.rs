@@ -96,7 +96,10 @@ impl SharedVerdict {
 
     /// A packet of the flow was forwarded.
     pub fn saw(&self, now: Time) {
-        self.seen.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        // The packets of a burst have one time: only the first one writes.
+        if self.seen() < now {
+            self.seen.fetch_max(now.as_nanos(), Ordering::Relaxed);
+        }
     }
 
     /// Notes the slot of an entry that has just been written or renewed. Returns false if the entry must end: the verdict has ended, or it

@@ -620,7 +620,7 @@ fn a_state_that_is_removed_at_one_gate_is_removed_at_all() {
     }
     let stats = |world: &World, gate: usize| world.replicas[gate].stats(world.time(gate));
     assert_eq!([0, 1, 2].map(|gate| stats(&world, gate).removed), [1, 0, 1]);
-    // Nobody sends the removal once more.
+    // No gate sends the removal once more.
     assert_eq!(stats(&world, 1).sent, 1);
     assert_eq!(stats(&world, 2).sent, 0);
     while let Some(output) = before.poll(&mut world.hosts[2], now + Duration::from_millis(30)) {

@@ -206,7 +206,7 @@ pub(crate) fn bulk(states: u32) -> Result<f64> {
     walker.idle();
     one.join(&server, "a")?;
     one.in_step(0, JOIN)?;
-    // Its first walk sends all of them; nobody receives them yet.
+    // Its first walk sends all of them; no peer is there yet.
     let most = LOST + JOIN + Duration::from_micros(20) * states;
     let waiting = Instant::now();
     while one.view()?.stats.sent < u64::from(states) {

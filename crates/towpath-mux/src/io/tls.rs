@@ -73,7 +73,7 @@ struct Inner {
     over: bool,
 }
 
-/// Who encrypts and decrypts.
+/// The part that encrypts and decrypts.
 #[derive(Debug)]
 enum Layer {
     Rustls(Box<Records>),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::ServerName;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -52,11 +53,14 @@ impl Pair {
 
     /// A plain rustls client.
     fn client(&self) -> ClientConnection {
+        self.client_with(rustls::crypto::ring::default_provider())
+    }
+
+    pub(super) fn client_with(&self, provider: CryptoProvider) -> ClientConnection {
         let mut roots = RootCertStore::empty();
         let cert = rustls::pki_types::CertificateDer::from_pem_file(self.cert()).expect("PEM");
         roots.add(cert).expect("a certificate");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(Arc::new(provider))
             .with_safe_default_protocol_versions()
             .expect("versions")
             .with_root_certificates(roots)
@@ -64,6 +68,51 @@ impl Pair {
         let name = ServerName::try_from("localhost").expect("a name");
         ClientConnection::new(Arc::new(config), name).expect("a client")
     }
+}
+
+/// Messages of several records, and of less than one, through an [`echo`] with a length of four bytes; and the ends of both sides.
+pub(super) fn exchange(mut stream: StreamOwned<ClientConnection, TcpStream>) {
+    for length in [0, 1, 16_380, 16_381, 100_000, 5 << 20] {
+        let body: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
+        let message = [&(length as u32).to_be_bytes()[..], &body].concat();
+        let mut answer = vec![0; message.len()];
+        stream.write_all(&message).expect("it reads");
+        stream.read_exact(&mut answer).expect("an answer");
+        assert!(answer == message, "{length} bytes differ");
+    }
+    stream.conn.send_close_notify();
+    stream.flush().expect("it reads");
+    // The server answers close_notify.
+    assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0);
+}
+
+/// Makes the handshake, and sends a line right behind it. Sends parts of at most `size` bytes.
+pub(super) fn request_behind_handshake(
+    client: &mut ClientConnection,
+    socket: &mut TcpStream,
+    close: bool,
+    size: usize,
+) {
+    let mut out = Vec::new();
+    while client.is_handshaking() {
+        while client.wants_write() {
+            client.write_tls(&mut out).expect("memory");
+        }
+        std::mem::take(&mut out).chunks(size).for_each(|part| socket.write_all(part).expect("it reads"));
+        client.read_tls(socket).expect("it answers");
+        client.process_new_packets().expect("a good handshake");
+    }
+    client.writer().write_all(b"hello\n").expect("memory");
+    if close {
+        client.send_close_notify();
+    }
+    while client.wants_write() {
+        client.write_tls(&mut out).expect("memory");
+    }
+    out.chunks(size).for_each(|part| socket.write_all(part).expect("it reads"));
+    let mut answer = [0; 6];
+    rustls::Stream::new(client, socket).read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"hello\n");
 }
 
 pub(super) fn echo(framing: &str, tls: Tls) -> (Server, SocketAddr, JoinHandle<()>) {
@@ -106,19 +155,7 @@ pub(super) fn not_attached(server: &Server) -> String {
 fn bytes_come_back_as_they_went() {
     let pair = Pair::new();
     let (server, address, thread) = echo("length=4 be adjust=4", pair.server());
-    let mut stream = StreamOwned::new(pair.client(), TcpStream::connect(address).expect("it listens"));
-    for length in [0, 1, 16_380, 16_381, 100_000, 5 << 20] {
-        let body: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
-        let message = [&(length as u32).to_be_bytes()[..], &body].concat();
-        let mut answer = vec![0; message.len()];
-        stream.write_all(&message).expect("it reads");
-        stream.read_exact(&mut answer).expect("an answer");
-        assert!(answer == message, "{length} bytes differ");
-    }
-    stream.conn.send_close_notify();
-    stream.flush().expect("it reads");
-    // The server answers close_notify.
-    assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0);
+    exchange(StreamOwned::new(pair.client(), TcpStream::connect(address).expect("it listens")));
     assert_eq!(ended(&server).cause, Cause::Clean);
     stop(&server, thread);
 }
@@ -162,26 +199,7 @@ fn a_request_right_after_the_handshake_is_answered() {
     let (server, address, thread) = echo("line", pair.server());
     for close in [false, true] {
         let (mut client, mut socket) = (pair.client(), TcpStream::connect(address).expect("it listens"));
-        let mut out = Vec::new();
-        while client.is_handshaking() {
-            while client.wants_write() {
-                client.write_tls(&mut out).expect("memory");
-            }
-            socket.write_all(&std::mem::take(&mut out)).expect("it reads");
-            client.read_tls(&mut socket).expect("it answers");
-            client.process_new_packets().expect("a good handshake");
-        }
-        client.writer().write_all(b"hello\n").expect("memory");
-        if close {
-            client.send_close_notify();
-        }
-        while client.wants_write() {
-            client.write_tls(&mut out).expect("memory");
-        }
-        socket.write_all(&out).expect("it reads");
-        let mut answer = [0; 6];
-        rustls::Stream::new(&mut client, &mut socket).read_exact(&mut answer).expect("an answer");
-        assert_eq!(&answer, b"hello\n");
+        request_behind_handshake(&mut client, &mut socket, close, usize::MAX);
     }
     stop(&server, thread);
 }

@@ -3,15 +3,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use rustls::pki_types::ServerName;
-use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedCipherSuite};
-use towpath_mux::io::{Server, ServerTls, Tls};
+use rustls::crypto::CryptoProvider;
+use rustls::{ClientConnection, StreamOwned, SupportedCipherSuite};
+use towpath_mux::io::{ServerTls, Tls};
 use towpath_mux::mux::Cause;
 
-use super::tls::{Pair, echo, ended, stop};
+use super::tls::{Pair, echo, ended, exchange, request_behind_handshake, stop};
 
 fn tls(pair: &Pair) -> Tls {
     Tls::from_files(ServerTls { kernel: true, ..pair.files() }).expect("a kernel with TLS")
@@ -19,19 +18,8 @@ fn tls(pair: &Pair) -> Tls {
 
 /// A client that offers these ciphers only.
 fn client(pair: &Pair, suites: &[SupportedCipherSuite]) -> ClientConnection {
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(rustls::pki_types::CertificateDer::from_pem_file(pair.cert()).expect("PEM"))
-        .expect("a certificate");
-    let mut provider = rustls::crypto::ring::default_provider();
-    provider.cipher_suites = suites.to_vec();
-    let config = ClientConfig::builder_with_provider(Arc::new(provider))
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from("localhost").expect("a name");
-    ClientConnection::new(Arc::new(config), name).expect("a client")
+    let provider = rustls::crypto::ring::default_provider();
+    pair.client_with(CryptoProvider { cipher_suites: suites.to_vec(), ..provider })
 }
 
 /// Those for the certificate, whose key is not one of RSA.
@@ -51,10 +39,6 @@ fn taken_over() -> u64 {
     let counts = fs::read_to_string("/proc/net/tls_stat").expect("counters");
     let line = counts.lines().find(|line| line.starts_with("TlsRxSw")).expect("a counter");
     line.split_whitespace().nth(1).expect("a number").parse().expect("a number")
-}
-
-fn ended_with(server: &Server) -> Cause {
-    ended(server).cause
 }
 
 #[test]
@@ -78,22 +62,10 @@ fn bytes_come_back_as_they_went_with_each_cipher() {
     for suite in all() {
         let (server, address, thread) = echo("length=4 be adjust=4", tls(&pair));
         let before = taken_over();
-        let mut stream =
-            StreamOwned::new(client(&pair, &[suite]), TcpStream::connect(address).expect("it listens"));
-        for length in [0, 1, 16_380, 16_381, 100_000, 5 << 20] {
-            let body: Vec<u8> = (0..length).map(|at| (at * 7 + at / 251) as u8).collect();
-            let message = [&(length as u32).to_be_bytes()[..], &body].concat();
-            let mut answer = vec![0; message.len()];
-            stream.write_all(&message).expect("it reads");
-            stream.read_exact(&mut answer).expect("an answer");
-            assert!(answer == message, "{suite:?}: {length} bytes differ");
-        }
+        let socket = TcpStream::connect(address).expect("it listens");
+        exchange(StreamOwned::new(client(&pair, &[suite]), socket));
         assert_eq!(taken_over(), before + 1, "{suite:?}");
-        stream.conn.send_close_notify();
-        stream.flush().expect("it reads");
-        // The server answers close_notify.
-        assert_eq!(stream.read(&mut [0]).expect("an end that was said"), 0, "{suite:?}");
-        assert_eq!(ended_with(&server), Cause::Clean, "{suite:?}");
+        assert_eq!(ended(&server).cause, Cause::Clean, "{suite:?}");
         stop(&server, thread);
     }
 }
@@ -111,25 +83,7 @@ fn no_record_behind_the_handshake_is_lost() {
             let (mut client, mut socket) =
                 (client(&pair, &[suite]), TcpStream::connect(address).expect("it listens"));
             socket.set_nodelay(true).expect("an option");
-            let mut out = Vec::new();
-            while client.is_handshaking() {
-                while client.wants_write() {
-                    client.write_tls(&mut out).expect("memory");
-                }
-                std::mem::take(&mut out)
-                    .chunks(size)
-                    .for_each(|part| socket.write_all(part).expect("it reads"));
-                client.read_tls(&mut socket).expect("it answers");
-                client.process_new_packets().expect("a good handshake");
-            }
-            client.writer().write_all(b"hello\n").expect("memory");
-            while client.wants_write() {
-                client.write_tls(&mut out).expect("memory");
-            }
-            out.chunks(size).for_each(|part| socket.write_all(part).expect("it reads"));
-            let mut answer = [0; 6];
-            rustls::Stream::new(&mut client, &mut socket).read_exact(&mut answer).expect("an answer");
-            assert_eq!(&answer, b"hello\n");
+            request_behind_handshake(&mut client, &mut socket, false, size);
             assert_eq!(taken_over(), before + 1, "{suite:?}");
         }
     }
@@ -152,16 +106,16 @@ fn other_keys_and_forged_records_end_the_connection_with_a_cause() {
     let mut stream = connected();
     stream.conn.refresh_traffic_keys().expect("TLS 1.3");
     let _ = stream.write_all(b"hello\n");
-    assert!(matches!(ended_with(&server), Cause::Tls(why) if why.contains("type 22")));
+    assert!(matches!(ended(&server).cause, Cause::Tls(why) if why.contains("type 22")));
 
     let mut stream = connected();
     stream.sock.write_all(&[23, 3, 3, 0, 32]).expect("it reads");
     stream.sock.write_all(&[7; 32]).expect("it reads");
-    let cause = ended_with(&server);
+    let cause = ended(&server).cause;
     assert!(matches!(&cause, Cause::Tls(why) if why.contains("not authentic")), "{cause:?}");
 
     // A connection without close_notify is the end of the stream, as with TLS in the process.
     drop(connected());
-    assert_eq!(ended_with(&server), Cause::Clean);
+    assert_eq!(ended(&server).cause, Cause::Clean);
     stop(&server, thread);
 }

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
-use rustls::{Connection, ConnectionTrafficSecrets, ProtocolVersion};
+use rustls::{CipherSuite, Connection, ConnectionTrafficSecrets, ProtocolVersion};
 
 use super::super::link::ReadOutcome;
 use super::super::sys;
@@ -45,7 +45,8 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 /// Head of a record: type, version, length (RFC 8446, 5.1).
 const HEAD: usize = 5;
 
-/// Maximum number of records under one key of AES-GCM: 2^24.5 are safe if all of them are full (RFC 8446, 5.5).
+/// Number of records under one key of AES-GCM after which a connection ends: 2^24.5 are safe if all of them are full (RFC 8446, 5.5). One
+/// more write may exceed it, by less than that.
 const RECORDS: u64 = 1 << 24;
 
 /// Checks that this kernel has TLS.
@@ -144,16 +145,9 @@ impl Kernel {
     /// Prepares the socket; without keys it passes bytes unchanged. Returns false if the kernel does not do that for this socket or for
     /// the cipher.
     pub(super) fn prepare(fd: &OwnedFd, connection: &Connection) -> bool {
-        let known = connection.negotiated_cipher_suite().is_some_and(|suite| {
-            let name = format!("{:?}", suite.suite());
-            let names = [
-                ("AES_128_GCM", AES_GCM_128),
-                ("AES_256_GCM", AES_GCM_256),
-                ("CHACHA20_POLY1305", CHACHA20_POLY1305),
-            ];
-            names.iter().any(|(part, cipher)| name.contains(part) && ciphers().contains(cipher))
-        });
-        known && sys::set_bytes(fd.as_fd(), libc::IPPROTO_TCP, TCP_ULP, b"tls").is_ok()
+        let cipher = connection.negotiated_cipher_suite().and_then(|suite| cipher_of(suite.suite()));
+        cipher.is_some_and(|cipher| ciphers().contains(&cipher))
+            && sys::set_bytes(fd.as_fd(), libc::IPPROTO_TCP, TCP_ULP, b"tls").is_ok()
     }
 
     /// Gives the keys of a finished handshake to a prepared socket.
@@ -213,16 +207,14 @@ impl Kernel {
     /// Writes as much as the socket accepts. The kernel makes a record of each part of up to 16 KiB that it has accepted.
     pub(super) fn write(&mut self, fd: &OwnedFd, transmit: &mut Transmit) -> Outcome {
         while !transmit.is_empty() {
-            if self.left < SLICES as u64 {
-                // [`ServerTls::kernel`](super::ServerTls::kernel) states it.
+            if self.left == 0 {
                 return Outcome::Failed(Errno::KEYEXPIRED.raw_os_error());
             }
             let slices: Vec<_> = transmit.slices(SLICES).map(IoSlice::new).collect();
             let mut none = SendAncillaryBuffer::default();
             match sendmsg(fd, &slices, &mut none, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
-                    // A record may end with a slice.
-                    self.left -= (sent.div_ceil(CHUNK) as u64).max(1).min(self.left);
+                    self.left = self.left.saturating_sub(sent.div_ceil(CHUNK) as u64);
                     transmit.advance(sent);
                 }
                 Err(Errno::AGAIN) => return Outcome::Blocked,
@@ -236,6 +228,23 @@ impl Kernel {
     /// Sends close_notify, if the socket accepts it.
     pub(super) fn close(&self, fd: &OwnedFd) {
         let _ = sys::send_record(fd.as_fd(), ALERT, &CLOSE_NOTIFY);
+    }
+}
+
+/// The cipher of a suite. `None`: the kernel has none of this kind.
+fn cipher_of(suite: CipherSuite) -> Option<u16> {
+    use CipherSuite as Suite;
+    match suite {
+        Suite::TLS13_AES_128_GCM_SHA256
+        | Suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+        | Suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 => Some(AES_GCM_128),
+        Suite::TLS13_AES_256_GCM_SHA384
+        | Suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
+        | Suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384 => Some(AES_GCM_256),
+        Suite::TLS13_CHACHA20_POLY1305_SHA256
+        | Suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+        | Suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256 => Some(CHACHA20_POLY1305),
+        _ => None,
     }
 }
 
