@@ -135,6 +135,16 @@ fn the_counters_are_those_of_the_engine() {
     assert_eq!(results[0].0[4].0, 1000);
 }
 
+/// Much TCP, most of which the kernel forwards; the engine sees its end.
+pub(super) fn bulk_is_offloaded(engine: &Engine, left: &Host, right: &Host) {
+    iperf3(left, right, 9002);
+    let forwarded = offload(engine, "forwarded_bytes");
+    assert!(forwarded > 8 << 20, "{}", engine.json("show offload --json"));
+    // The engine saw the FINs.
+    until(|| offload(engine, "entries") == 0);
+    until(|| engine.json("show states --json")["states"].as_array().unwrap().is_empty());
+}
+
 /// TCP in both directions, with large segments, and its end: the state is closed as by the engine.
 #[towpath_testenv::needs(netns, tcx, "iperf3")]
 #[test]
@@ -145,12 +155,7 @@ fn tcp_is_offloaded_and_ends() {
         let files = files(&config, FIXED);
         let engine = Engine::start(files.path());
         arrived(transfer(&left, &right, 9001));
-        iperf3(&left, &right, 9002);
-        let forwarded = offload(&engine, "forwarded_bytes");
-        assert!(forwarded > 8 << 20, "{}", engine.json("show offload --json"));
-        // The engine saw the FINs.
-        until(|| offload(&engine, "entries") == 0);
-        until(|| engine.json("show states --json")["states"].as_array().unwrap().is_empty());
+        bulk_is_offloaded(&engine, &left, &right);
         engine.stop();
     });
 }

@@ -7,7 +7,7 @@ use towpath_port::netns::{until, within};
 use towpath_ring::{Consumer, Decision, Verdict};
 
 use super::machines::*;
-use super::offload::{Flow, offload, rule};
+use super::offload::{Flow, bulk_is_offloaded, offload, rule};
 
 const CONFIG: &str = "[queue.1]\nsocket = \"q1.sock\"\ndeadline = 10\n[offload]\n";
 
@@ -111,12 +111,7 @@ fn a_connection_is_offloaded_after_ten_packets() {
             packets += 1;
             Decision { flow: packets % 10 == 0, ..Verdict::Pass.into() }
         });
-        iperf3(&left, &right, 9002);
-        let forwarded = offload(&engine, "forwarded_bytes");
-        assert!(forwarded > 8 << 20, "{}", engine.json("show offload --json"));
-        // The engine saw the FINs.
-        until(|| offload(&engine, "entries") == 0);
-        until(|| engine.json("show states --json")["states"].as_array().unwrap().is_empty());
+        bulk_is_offloaded(&engine, &left, &right);
         engine.stop();
         inspector.join().unwrap();
     });

@@ -1,0 +1,389 @@
+//! Worlds with random steps, and one world for each property.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn bus() -> impl Strategy<Value = Bus> {
+    (0_u32..40, 0_u32..20, 0_u64..200, prop_oneof![Just(0_u64), Just(60)], 0_u64..1_000_000).prop_map(
+        |(lost, repeated, delay, stream, skew)| Bus {
+            lost,
+            repeated,
+            delay: Duration::from_millis(delay),
+            stream: Duration::from_secs(stream),
+            skew: Duration::from_secs(skew),
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Flows below 3 are UDP.
+    let flags =
+        prop_oneof![Just("syn"), Just("syn ack"), Just("ack"), Just("ack"), Just("fin ack"), Just("rst")];
+    let packet = (0..GATES, 0..FLOWS, any::<bool>(), flags).prop_map(|(gate, flow, reply, flags)| {
+        Step::Packet { gate, flow, reply, tcp: (flow >= 3).then_some(flags) }
+    });
+    prop_oneof![
+        20 => packet,
+        10 => (0_u16..1_500).prop_map(Step::Wait),
+        2 => (0..GATES).prop_map(Step::Split),
+        1 => (0..GATES).prop_map(Step::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(48), ..ProptestConfig::default() })]
+
+    /// After any loss, delay, order, split and restart, the gates have the same states, each once, and none has counted a packet twice.
+    #[test]
+    fn the_tables_of_all_gates_converge(bus in bus(), seed in any::<u64>(), steps in prop::collection::vec(step(), 1..60)) {
+        let mut world = World::new(bus, seed);
+        for step in steps {
+            world.step(step);
+        }
+        world.settle();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
+
+    /// Whatever peers send, a replica holds a bounded amount.
+    #[test]
+    fn memory_is_bounded_for_any_messages(
+        messages in prop::collection::vec((0_u16..400, 0_usize..3, any::<[u64; 3]>(), 0_u64..200, any::<bool>()), 1..2000),
+    ) {
+        let mut host = Host::new(0, Time::from_secs(1_000));
+        let mut replica = replica(0, 1);
+        let mut now = Time::from_secs(1_000);
+        replica.connect(now);
+        for (from, kind, [a, b, c], wait, small) in messages {
+            now = now + Duration::from_millis(wait);
+            host.now = now;
+            let (a, c) = if small { (a % 1000, c % 1000) } else { (a, c) };
+            let (channel, kind) = [
+                (Channel::States, Kind::States { seq: a }),
+                (Channel::Request, Kind::Request { epoch: a, cursor: b, chunks: c }),
+                (Channel::Chunk, Kind::Chunk { epoch: a, cursor: b, next: Some(c) }),
+            ][kind];
+            let sender = Sender { incarnation: 1 + b % 3, at: now, fingerprint: 0, in_step: small, unchecked: false };
+            let bytes = Message { sender, kind, records: &[] }.encode();
+            replica.message(channel, &format!("p{from}"), &bytes, &mut host, now);
+            while replica.poll(&mut host, now).is_some() {}
+            bounded(&replica);
+        }
+    }
+}
+
+const CALM: Bus = Bus {
+    lost: 0,
+    repeated: 0,
+    delay: Duration::from_millis(1),
+    stream: Duration::from_secs(60),
+    skew: Duration::from_secs(77),
+};
+
+fn udp(gate: usize, flow: u8, reply: bool) -> Step {
+    Step::Packet { gate, flow, reply, tcp: None }
+}
+
+#[test]
+fn a_replied_state_is_sent_and_an_unreplied_one_is_not() {
+    let mut world = World::new(CALM, 1);
+    world.step(Step::Wait(3_000));
+    world.step(udp(0, 1, false));
+    world.step(udp(0, 2, false));
+    world.step(udp(0, 2, true));
+    world.step(Step::Wait(100));
+    assert_eq!(world.table(1).keys().copied().collect::<Vec<_>>(), [1002]);
+    let stats = world.replicas[1].stats(world.time(1));
+    assert_eq!((stats.created, stats.merged, stats.gaps, stats.in_step), (1, 0, 0, 1), "{stats:?}");
+    // The state that came is not sent back.
+    assert_eq!(stats.sent, 0, "{stats:?}");
+    assert_eq!(world.replicas[0].stats(world.time(0)).sent, 1);
+    // The other gate takes the flow over: its counters continue.
+    world.step(udp(1, 2, true));
+    assert_eq!(world.table(1)[&1002], (true, [1, 2]));
+}
+
+#[test]
+fn directions_that_pass_different_gates_add_up() {
+    let mut world = World::new(CALM, 2);
+    world.step(Step::Wait(3_000));
+    for _ in 0..3 {
+        world.step(udp(0, 0, false));
+    }
+    world.step(udp(0, 0, true));
+    world.step(Step::Wait(100));
+    for _ in 0..5 {
+        world.step(udp(1, 0, true));
+    }
+    assert_eq!(world.table(1)[&1000], (true, [3, 6]));
+    // A third of the lifetime later, the gate that sees packets says so.
+    assert_eq!(world.table(0)[&1000], (true, [3, 1]));
+    for _ in 0..17 {
+        world.step(Step::Wait(60_000));
+    }
+    assert_eq!(world.table(0)[&1000], (true, [3, 6]));
+}
+
+#[test]
+fn a_gate_that_joins_takes_a_snapshot() {
+    let mut world = World::new(CALM, 3);
+    world.step(Step::Wait(3_000));
+    for flow in 0..3 {
+        world.step(udp(0, flow, false));
+        world.step(udp(0, flow, true));
+    }
+    world.step(Step::Wait(200));
+    world.step(Step::Restart(2));
+    assert!(!world.replicas[2].is_in_step());
+    world.step(Step::Wait(3_500));
+    assert!(world.replicas[2].is_in_step());
+    assert_eq!(world.table(2).len(), 3);
+    let stats = world.replicas[2].stats(world.time(2));
+    // One snapshot is enough: both peers are in step.
+    assert_eq!((stats.snapshots, stats.snapshot_received, stats.created), (1, 3, 3), "{stats:?}");
+}
+
+#[test]
+fn a_gap_is_filled_by_the_stream_or_by_a_snapshot() {
+    for (stream, by_stream) in [(60, true), (0, false)] {
+        let mut world = World::new(Bus { stream: Duration::from_secs(stream), ..CALM }, 4);
+        world.step(Step::Wait(4_000));
+        world.bus.lost = 100;
+        world.step(udp(0, 0, false));
+        world.step(udp(0, 0, true));
+        world.step(Step::Wait(30));
+        world.bus.lost = 0;
+        world.step(Step::Wait(5_000));
+        let stats = world.replicas[1].stats(world.time(1));
+        assert_eq!([stats.replayed > 0, stats.resynced > 0], [by_stream, !by_stream], "{stats:?}");
+        assert!(stats.gaps >= 1 && world.replicas[1].is_in_step());
+        assert_eq!(world.table(1).len(), 1);
+    }
+}
+
+#[test]
+fn a_state_that_the_rules_of_the_receiver_refuse_is_counted() {
+    let mut world = World::new(CALM, 5);
+    world.hosts[1].gate.reload(
+        Ruleset::parse("t", "add deny udp from any to any\nadd allow ip from any to any keep-state")
+            .ruleset
+            .unwrap(),
+        towpath_gate::StatePolicy::Keep,
+        world.now,
+    );
+    world.hosts[1].rules = world.hosts[1].gate.rules_by_content();
+    world.step(Step::Wait(3_000));
+    world.step(udp(0, 0, false));
+    world.step(udp(0, 0, true));
+    world.step(Step::Wait(100));
+    let stats = world.replicas[1].stats(world.time(1));
+    assert_eq!((stats.refused_rules, stats.created), (1, 0), "{stats:?}");
+    assert!(world.table(1).is_empty());
+    assert_eq!(world.table(2).len(), 1);
+}
+
+#[test]
+fn a_connection_that_was_closed_through_one_gate_ends_at_the_other() {
+    let mut world = World::new(CALM, 6);
+    let tcp = |gate, reply, flags| Step::Packet { gate, flow: 4, reply, tcp: Some(flags) };
+    world.step(Step::Wait(3_000));
+    [(false, "syn"), (true, "syn ack"), (false, "ack"), (true, "ack")]
+        .into_iter()
+        .for_each(|(reply, flags)| world.step(tcp(0, reply, flags)));
+    world.step(Step::Wait(100));
+    assert_eq!(world.table(1).len(), 1);
+    world.step(tcp(0, false, "fin ack"));
+    world.step(tcp(0, true, "fin ack"));
+    world.step(Step::Wait(100));
+    assert!(world.table(1).is_empty(), "{:?}", world.table(1));
+}
+
+#[test]
+fn a_state_that_is_removed_at_one_gate_is_removed_at_all() {
+    let mut world = World::new(CALM, 9);
+    world.step(Step::Wait(3_000));
+    for flow in [0, 1] {
+        world.step(udp(0, flow, false));
+        world.step(udp(0, flow, true));
+    }
+    world.step(Step::Wait(100));
+    assert_eq!(world.table(1).len(), 2);
+    world.bus.delay = Duration::ZERO;
+    // At a gate that did not make it.
+    world.step(Step::Remove { gate: 1, flow: 0 });
+    // What was sent before is still on its way.
+    let mut before = replica(2, 77);
+    before.connect(world.time(2));
+    let (now, states) = (world.time(2), world.hosts[2].states());
+    each(&states, |record| before.scanned(record, now));
+    world.step(Step::Wait(100));
+    for gate in 0..GATES {
+        assert_eq!(world.table(gate).keys().copied().collect::<Vec<_>>(), [1001], "at {gate}");
+    }
+    let stats = |world: &World, gate: usize| world.replicas[gate].stats(world.time(gate));
+    assert_eq!([0, 1, 2].map(|gate| stats(&world, gate).removed), [1, 0, 1]);
+    // No gate sends the removal once more.
+    assert_eq!(stats(&world, 1).sent, 1);
+    assert_eq!(stats(&world, 2).sent, 0);
+    while let Some(output) = before.poll(&mut world.hosts[2], now + Duration::from_millis(30)) {
+        let Output::Batch { bytes, .. } = output else { continue };
+        let now = world.time(0);
+        world.replicas[0].message(Channel::States, "g3", &bytes, &mut world.hosts[0], now);
+    }
+    let after = stats(&world, 0);
+    assert_eq!((after.refused_removed, after.merged), (1, 1), "{after:?}");
+    assert_eq!(world.table(0).len(), 1);
+    // The flow may begin again at once, at any gate.
+    world.step(Step::Wait(1_200));
+    world.step(udp(2, 0, false));
+    world.step(udp(2, 0, true));
+    world.step(Step::Wait(100));
+    assert_eq!([0, 1].map(|gate| world.table(gate)[&1000]), [(true, [1, 1]); 2]);
+}
+
+/// Changes the versions of a message and of its records.
+fn of_version(bytes: &[u8], message: u8, oldest: u8, records: u8) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    (bytes[4], bytes[5]) = (message, oldest);
+    let mut at = usize::from(u16::from_le_bytes([bytes[6], bytes[7]]));
+    while at < bytes.len() {
+        bytes[at + 2] = records;
+        at += 2 + usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    }
+    bytes
+}
+
+#[test]
+fn a_message_of_the_next_version_is_merged_or_counted() {
+    for (version, oldest, records, expected) in
+        [(1, 1, 1, [1, 0, 0]), (2, 1, 1, [1, 0, 0]), (2, 2, 1, [0, 1, 0]), (2, 1, 2, [0, 0, 1])]
+    {
+        let mut world = World::new(CALM, 10);
+        world.step(Step::Wait(3_000));
+        world.step(udp(0, 0, false));
+        world.step(udp(0, 0, true));
+        let now = world.time(0) + Duration::from_millis(30);
+        let Some(Output::Batch { bytes, states: 1 }) = world.replicas[0].poll(&mut world.hosts[0], now)
+        else {
+            panic!("no batch")
+        };
+        let (bytes, now) = (of_version(&bytes, version, oldest, records), world.time(1));
+        world.replicas[1].message(Channel::States, "g0", &bytes, &mut world.hosts[1], now);
+        let stats = world.replicas[1].stats(now);
+        let counted = [stats.created, stats.messages_version, stats.refused_version];
+        assert_eq!(counted, expected, "{version}, {oldest}, {records}: {stats:?}");
+    }
+}
+
+/// Gates with these rules, of which the first two make states of these flows, at the same time or one after the other. Returns the number
+/// of states at each gate, and whether records were refused because of a limit.
+fn limited(
+    rules: &str,
+    settings: state::Settings,
+    flows: [std::ops::Range<u8>; 2],
+    wait: u16,
+    split: bool,
+) -> ([usize; 2], [bool; 2]) {
+    let mut world = World::new(CALM, 11);
+    let now = world.now;
+    world.hosts = (0..GATES).map(|at| Host::with(rules, settings.clone(), at, now)).collect();
+    world.step(Step::Wait(3_000));
+    if split {
+        world.step(Step::Split(0));
+    }
+    for (gate, flows) in flows.into_iter().enumerate() {
+        for flow in flows {
+            world.step(udp(gate, flow, false));
+            world.step(udp(gate, flow, true));
+        }
+        world.step(Step::Wait(wait));
+    }
+    if split {
+        assert_eq!([0, 1].map(|gate| world.table(gate).len()), [4; 2], "each counts its own");
+        world.step(Step::Split(0));
+        world.step(Step::Wait(8_000));
+    }
+    let refused = [0, 1].map(|gate| world.replicas[gate].stats(world.time(gate)).refused_limit > 0);
+    ([0, 1].map(|gate| world.table(gate).len()), refused)
+}
+
+#[test]
+fn limits_count_the_states_of_the_group() {
+    let limit = "add allow udp from 10.0.0.1 to any limit src-addr 4 lifetime 3000";
+    let default = state::Settings::default;
+    let source = || state::Settings { dyn_source_max: 4, ..default() };
+    let keep = "add allow udp from 10.0.0.1 to any keep-state lifetime 3000";
+    // In touch: the other gate has made three, so that one more is admitted.
+    assert_eq!(limited(limit, default(), [0..3, 10..20], 100, false), ([4; 2], [false; 2]));
+    assert_eq!(limited(keep, source(), [0..3, 10..20], 100, false), ([4; 2], [false; 2]));
+    // The error: states that others have made and that are still on their way.
+    assert_eq!(limited(limit, default(), [0..3, 10..20], 0, false).0, [3, 4]);
+    // Not in touch: each gate counts the states that it has. Later, all states have their place in a `limit`, and `dyn_source_max`
+    // refuses those beyond it.
+    assert_eq!(limited(limit, default(), [0..10, 10..20], 100, true), ([8; 2], [false; 2]));
+    assert_eq!(limited(keep, source(), [0..10, 10..20], 100, true), ([4; 2], [true; 2]));
+}
+
+#[test]
+fn changes_while_the_bus_is_away_are_counted_and_follow() {
+    let mut world = World::new(CALM, 7);
+    world.step(Step::Wait(3_000));
+    world.step(Step::Split(0));
+    for flow in 0..3 {
+        world.step(udp(0, flow, false));
+        world.step(udp(0, flow, true));
+    }
+    world.step(Step::Wait(10_000));
+    let stats = world.replicas[0].stats(world.time(0));
+    assert_eq!((stats.not_sent_away, stats.sent, stats.in_step, stats.connected), (3, 0, 0, 0), "{stats:?}");
+    assert!(world.table(1).is_empty());
+    world.step(Step::Split(0));
+    world.step(Step::Wait(8_000));
+    assert_eq!(world.table(1).len(), 3);
+    assert!((0..GATES).all(|gate| world.replicas[gate].is_in_step()));
+}
+
+#[test]
+fn two_gates_of_one_name_are_noticed() {
+    let mut world = World::new(CALM, 8);
+    let mut other = replica(1, 99);
+    other.connect(world.time(1));
+    let now = world.time(1);
+    let Some(Output::Batch { bytes, .. }) = other.poll(&mut world.hosts[1], now) else { panic!() };
+    world.replicas[1].message(Channel::States, "g1", &bytes, &mut world.hosts[1], now);
+    assert_eq!(world.replicas[1].stats(now).messages_own_name, 1);
+    // A kind that does not belong to the subject.
+    world.replicas[1].message(Channel::Chunk, "g2", &bytes, &mut world.hosts[1], now);
+    world.replicas[1].message(Channel::States, "g2", b"TWFLx", &mut world.hosts[1], now);
+    assert_eq!(world.replicas[1].stats(now).messages_malformed, 2);
+}
+
+/// Gates 0 and 1 come back at the same moment, gate 0 without states. Only gate 2 has the last batch of the process before.
+#[test]
+fn a_gate_that_returns_with_a_restarted_one_asks_all_peers() {
+    let bus = Bus {
+        lost: 0,
+        repeated: 0,
+        delay: Duration::ZERO,
+        stream: Duration::from_secs(60),
+        skew: Duration::ZERO,
+    };
+    let mut world = World::new(bus, 0);
+    let packet = |flow: u8, reply: bool| Step::Packet { gate: 0, flow, reply, tcp: None };
+    let steps = [
+        packet(0, false),
+        packet(2, false),
+        Step::Split(0),
+        Step::Split(1),
+        packet(2, true),
+        Step::Split(0),
+        Step::Wait(1001),
+        Step::Restart(0),
+        Step::Split(0),
+    ];
+    steps.into_iter().for_each(|step| world.step(step));
+    world.settle();
+}
