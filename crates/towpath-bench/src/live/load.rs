@@ -142,24 +142,26 @@ pub(crate) fn cpu_time(
     // Every flow is sent several times, and is decided.
     let warm = (time / WARM).max(Duration::from_nanos(4_000_000_000 / rate * u64::from(flows)));
     sender(topology, cpus, Order { flows, len, time: warm, rate })?.number()?;
-    let before = busy(cpus)?;
+    let (from, before) = (Instant::now(), idle(cpus)?);
     let mut side = sender(topology, cpus, Order { flows, len, time, rate })?;
     let sent = side.number()?;
-    let after = busy(cpus)?;
+    let idle = idle(cpus)? - before;
+    let busy = (2 * from.elapsed()).saturating_sub(idle);
     side.finish()?;
-    Ok((after - before).as_nanos() as f64 / sent)
+    Ok(busy.as_nanos() as f64 / sent)
 }
 
-/// The time for which the CPUs have not been idle (proc_stat(5)).
-fn busy(cpus: Cpus) -> Result<Duration> {
+/// The time for which the two CPUs have been idle (proc_stat(5)). It is measured where a CPU stops its tick; the times of the other columns
+/// are sampled by the tick, which misses work that timers start.
+fn idle(cpus: Cpus) -> Result<Duration> {
     let table = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let of = |cpu: usize| {
         let name = format!("cpu{cpu} ");
         let line = table.lines().find_map(|line| line.strip_prefix(&name))?;
         let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        // user, nice, system, idle, iowait, irq, softirq; in hundredths of a second.
-        let [user, nice, system, _, _, irq, softirq] = ticks.get(..7)? else { return None };
-        Some(user + nice + system + irq + softirq)
+        // user, nice, system, idle, iowait; in hundredths of a second.
+        let [_, _, _, idle, waiting] = ticks.get(..5)? else { return None };
+        Some(idle + waiting)
     };
     let ticks = of(cpus.engine).zip(of(cpus.consumer)).context("no such CPU in /proc/stat")?;
     Ok(Duration::from_millis(10) * (ticks.0 + ticks.1) as u32)
