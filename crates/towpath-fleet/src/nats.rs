@@ -283,6 +283,8 @@ async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Clie
         .name(format!("towpath {}", config.gate))
         .connection_timeout(ANSWER)
         .ping_interval(RETRY)
+        // Its own batches do not come back.
+        .no_echo()
         // A session is one connection.
         .max_reconnects(1)
         .event_callback(move |event| {

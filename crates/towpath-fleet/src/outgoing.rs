@@ -61,6 +61,13 @@ struct Known {
     packets: u32,
 }
 
+impl Known {
+    /// Returns true if this is known of a flow with this hash.
+    fn is_of(&self, hash: u32) -> bool {
+        self.at != 0 && (self.hash ^ hash) & !(THEIRS | WINDOW) == 0
+    }
+}
+
 #[derive(Debug)]
 struct Change {
     record: Vec<u8>,
@@ -216,8 +223,8 @@ impl Outgoing {
         Record { kind: None, ..record.clone() }.encode(&mut bytes);
         self.bytes += bytes.len();
         let mut known = self.known_of(record, now);
-        if self.is_known(record) {
-            known.hash |= self.known[record.id as usize].hash & WINDOW;
+        if let Some(before) = self.known.get(record.id as usize).filter(|before| before.is_of(known.hash)) {
+            known.hash |= before.hash & WINDOW;
         }
         self.learn(record.id, known);
         let before = self.waiting.insert(record.id, Change { record: bytes, urgent });
@@ -275,7 +282,7 @@ impl Outgoing {
 
     fn is_known(&self, record: &Record<'_>) -> bool {
         let known = self.known.get(record.id as usize);
-        known.is_some_and(|known| known.at != 0 && known.hash & !(THEIRS | WINDOW) == self.hash(&record.flow))
+        known.is_some_and(|known| known.is_of(self.hash(&record.flow)))
     }
 
     fn learn(&mut self, id: u32, known: Known) {
@@ -291,8 +298,7 @@ impl Outgoing {
 
     /// The same for both directions of a flow, with room for [`THEIRS`] and [`WINDOW`].
     fn hash(&self, flow: &Flow) -> u32 {
-        let one = |flow: &Flow| self.hasher.hash_one(flow);
-        (one(flow) ^ one(&flow.reversed())) as u32 & !(THEIRS | WINDOW)
+        self.hasher.hash_one(flow.undirected()) as u32 & !(THEIRS | WINDOW)
     }
 }
 

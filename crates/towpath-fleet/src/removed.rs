@@ -78,7 +78,6 @@ impl Removed {
 
     /// The same for both directions of a flow.
     fn hash(&self, record: &Record<'_>) -> u64 {
-        let one = |flow| self.hasher.hash_one((flow, record.name));
-        one(record.flow) ^ one(record.flow.reversed())
+        self.hasher.hash_one((record.flow.undirected(), record.name))
     }
 }

@@ -266,7 +266,7 @@ impl Replica {
             Err(MessageError::Version(_)) => return self.stats.messages_version += 1,
         };
         if from == self.settings.gate {
-            // Its own batches come back.
+            // Another process has its name, or the server sends its own messages back.
             self.stats.messages_own_name +=
                 u64::from(message.sender.incarnation != self.settings.incarnation);
             return;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use towpath_gate::rules::Ruleset;
 use towpath_gate::state::record::Record;
-use towpath_gate::state::{Cursor, JournalRead, JournalReader, Name};
+use towpath_gate::state::{Changes, Cursor, JournalRead, JournalReader, Name};
 use towpath_gate::{
     Dir, Gate, Merged, NotMerged, PacketSpec, Ports, RuleRefs, RulesByContent, Walk, Walker, state,
 };
@@ -45,7 +45,7 @@ impl Host {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut gate = Gate::new(ruleset, Ports::new(), settings, at as u64 + 1);
         let walker = gate.walker().unwrap();
-        let journal = gate.states().journal();
+        let journal = gate.states().journal_of(Changes::AfterBeginning);
         let mut refs = RuleRefs::default();
         gate.update_refs(&mut refs);
         let rules = gate.rules_by_content();
@@ -106,10 +106,7 @@ impl Table for Host {
     }
 
     fn scan(&mut self, from: Cursor, slots: u32, take: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor> {
-        let mut bytes = Vec::new();
-        let next = self.gate.snapshot_part(&self.refs, from, slots, self.now, &mut bytes);
-        each(&bytes, take);
-        next
+        self.gate.scan_part(&self.refs, from, slots, self.now, take)
     }
 }
 

@@ -21,7 +21,7 @@ use towpath_wire::{self as wire, LinkType, Time};
 /// teardown of the function.
 type Counted = (&'static str, fn(u32));
 
-const STEPS: [Counted; 11] = [
+const STEPS: [Counted; 12] = [
     ("parse", parse),
     ("parse, plain", parse_plain),
     ("lookup hit", |times| peek(times, 0)),
@@ -33,6 +33,7 @@ const STEPS: [Counted; 11] = [
     ("full path behind 20 rules, bursts", passes),
     ("insert", |times| insert(times, false)),
     ("insert, IPv6", |times| insert(times, true)),
+    ("insert, with a reader of changes", insert_read),
 ];
 
 /// The stored counts, with the compiler version in the first line.
@@ -205,6 +206,12 @@ fn passes(times: u32) {
 fn insert(times: u32, six: bool) {
     let mut states = states(six);
     (FLOWS..FLOWS + times).for_each(|n| install(&mut states, six, n));
+}
+
+fn insert_read(times: u32) {
+    let mut states = states(false);
+    let _reader = states.journal();
+    (FLOWS..FLOWS + times).for_each(|n| install(&mut states, false, n));
 }
 
 /// Iterates over the start of each burst.

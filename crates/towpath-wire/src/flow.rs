@@ -47,6 +47,15 @@ impl Flow {
         };
         Self { ends, src_port: self.dst_port, dst_port: self.src_port, ..self }
     }
+
+    /// The one of the two directions whose source is the lower end: the same for a flow and its [reverse](Self::reversed).
+    pub fn undirected(self) -> Self {
+        let ordered = match self.ends {
+            Ends::V4(src, dst) => (src, self.src_port) <= (dst, self.dst_port),
+            Ends::V6(src, dst, _) => (src, self.src_port) <= (dst, self.dst_port),
+        };
+        if ordered { self } else { self.reversed() }
+    }
 }
 
 /// The fields of one packet that update its state.

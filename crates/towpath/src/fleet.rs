@@ -12,8 +12,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use towpath_fleet::{FleetStats, PeerView, Replica, Replicate, Settings, SyncView, Table};
-use towpath_gate::state::Cursor;
 use towpath_gate::state::record::Record;
+use towpath_gate::state::{Changes, Cursor};
 use towpath_gate::{Merged, NotMerged, RulesByContent};
 use towpath_wire::Time;
 
@@ -21,7 +21,7 @@ use crate::config;
 use crate::control::EndpointCounters;
 use crate::ruleset_manager::RulesetManager;
 use crate::service_manager::notify;
-use crate::state_feed::{Change, StateFeed};
+use crate::state_feed::{Change, StateFeed, StateScanner};
 
 /// Longest time for which the thread waits for a message, while there are changes and otherwise.
 const ACTIVE: Duration = Duration::from_millis(1);
@@ -132,8 +132,8 @@ impl Drop for Fleet {
 /// The table as the replica sees it.
 struct States {
     ruleset: Arc<RulesetManager>,
-    /// For snapshots of peers and walks; its journal is not read.
-    feed: StateFeed,
+    /// For snapshots of peers and walks.
+    scanner: StateScanner,
     rules: RulesByContent,
     version: Option<u64>,
 }
@@ -163,7 +163,7 @@ impl Table for States {
     }
 
     fn scan(&mut self, from: Cursor, slots: u32, each: &mut dyn FnMut(&Record<'_>)) -> Option<Cursor> {
-        self.feed.scan(from, slots, each)
+        self.scanner.scan_locked(from, slots, each)
     }
 }
 
@@ -213,10 +213,11 @@ impl Member {
         };
         Self {
             replica: Replica::new(settings),
-            feed: StateFeed::new(ruleset),
+            // A state that has no reply yet is not replicated.
+            feed: StateFeed::of(ruleset, if config.all { Changes::All } else { Changes::AfterBeginning }),
             states: States {
                 ruleset: Arc::clone(ruleset),
-                feed: StateFeed::new(ruleset),
+                scanner: StateScanner::new(ruleset),
                 rules: RulesByContent::default(),
                 version: None,
             },

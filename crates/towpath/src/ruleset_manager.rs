@@ -12,8 +12,8 @@ use towpath_gate::rules::table::{Key, Kind, Listing, Value};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 use towpath_gate::state::record::Record;
 use towpath_gate::state::{
-    Counters, Cursor, JournalRead, JournalReader, Keepalive, Kind as StateKind, Listed, SettingError,
-    StateEvent, Top,
+    Changes, Counters, Cursor, JournalRead, JournalReader, Keepalive, Kind as StateKind, Listed,
+    SettingError, StateEvent, Top,
 };
 use towpath_gate::{
     Diff, Gate, Merged, NamedRule, NotMerged, Restored, Routes, RuleRefs, RulesByContent, SnapshotError,
@@ -569,8 +569,8 @@ impl RulesetManager {
     }
 
     /// A reader of the changes of states.
-    pub fn journal(&self) -> JournalReader {
-        self.book().gate.states().journal()
+    pub fn journal(&self, changes: Changes) -> JournalReader {
+        self.book().gate.states().journal_of(changes)
     }
 
     /// A state of the journal as listings have it.
@@ -609,6 +609,18 @@ impl RulesetManager {
     ) -> Option<Cursor> {
         let now = self.clock.now();
         self.book().gate.snapshot_part(refs, from, slots, now, out)
+    }
+
+    /// Passes the states in the next `slots` slots to `each`, which must not use the rules: they are locked.
+    pub fn scan_part(
+        &self,
+        refs: &RuleRefs,
+        from: Cursor,
+        slots: u32,
+        each: impl FnMut(&Record<'_>),
+    ) -> Option<Cursor> {
+        let now = self.clock.now();
+        self.book().gate.scan_part(refs, from, slots, now, each)
     }
 
     /// Changes of states for a snapshot.

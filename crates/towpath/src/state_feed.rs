@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use towpath_gate::RuleRefs;
 use towpath_gate::state::record::Record;
-use towpath_gate::state::{Cursor, EventKind, JournalRead, JournalReader, StateEvent};
+use towpath_gate::state::{Changes, Cursor, EventKind, JournalRead, JournalReader, StateEvent};
 use towpath_wire::Time;
 
 use crate::ruleset_manager::RulesetManager;
@@ -33,26 +33,29 @@ pub enum Change<'a> {
 
 /// A reader of the changes of states.
 pub struct StateFeed {
-    ruleset: Arc<RulesetManager>,
     journal: JournalReader,
+    events: Vec<StateEvent>,
+    scanner: StateScanner,
+}
+
+/// A reader of the states as they are.
+pub struct StateScanner {
+    ruleset: Arc<RulesetManager>,
     refs: RuleRefs,
     /// The version of rules and tables that `refs` has.
     version: Option<u64>,
-    events: Vec<StateEvent>,
     bytes: Vec<u8>,
 }
 
 impl StateFeed {
     /// A feed of the changes from now on.
     pub fn new(ruleset: &Arc<RulesetManager>) -> Self {
-        Self {
-            journal: ruleset.journal(),
-            ruleset: Arc::clone(ruleset),
-            refs: RuleRefs::default(),
-            version: None,
-            events: Vec::new(),
-            bytes: Vec::new(),
-        }
+        Self::of(ruleset, Changes::All)
+    }
+
+    /// A feed of these changes from now on.
+    pub fn of(ruleset: &Arc<RulesetManager>, changes: Changes) -> Self {
+        Self { journal: ruleset.journal(changes), events: Vec::new(), scanner: StateScanner::new(ruleset) }
     }
 
     /// Passes at most `max` changes to `each`, rounded up to `CHUNK`. Returns true if there may be more.
@@ -82,10 +85,7 @@ impl StateFeed {
             }
             taken += self.events.len() + 1;
             if !self.events.is_empty() {
-                self.update_refs();
-                self.bytes.clear();
-                self.ruleset.snapshot_changes(&self.refs, &self.events, &mut self.bytes);
-                records(&self.bytes, |record| each(Change::State(record)));
+                self.scanner.changes(&self.events, |record| each(Change::State(record)));
             }
             if let Some(end) = end {
                 each(end);
@@ -97,6 +97,19 @@ impl StateFeed {
         true
     }
 
+    /// As [`StateScanner::scan`].
+    pub fn scan(&mut self, from: Cursor, slots: u32, each: impl FnMut(&Record<'_>)) -> Option<Cursor> {
+        self.scanner.scan(from, slots, each)
+    }
+}
+
+impl StateScanner {
+    /// A reader of the states.
+    pub fn new(ruleset: &Arc<RulesetManager>) -> Self {
+        let ruleset = Arc::clone(ruleset);
+        Self { ruleset, refs: RuleRefs::default(), version: None, bytes: Vec::new() }
+    }
+
     /// Passes the states in the next `slots` slots of the table to `each`. Returns the cursor that continues, or `None` at the end.
     pub fn scan(&mut self, from: Cursor, slots: u32, mut each: impl FnMut(&Record<'_>)) -> Option<Cursor> {
         self.update_refs();
@@ -104,6 +117,19 @@ impl StateFeed {
         let next = self.ruleset.snapshot_part(&self.refs, from, slots, &mut self.bytes);
         records(&self.bytes, |record| each(record));
         next
+    }
+
+    /// As [`scan`](Self::scan), without a copy of the records: `each` takes little time and must not use the rules, which are locked.
+    pub fn scan_locked(&mut self, from: Cursor, slots: u32, each: impl FnMut(&Record<'_>)) -> Option<Cursor> {
+        self.update_refs();
+        self.ruleset.scan_part(&self.refs, from, slots, each)
+    }
+
+    fn changes(&mut self, events: &[StateEvent], mut each: impl FnMut(&Record<'_>)) {
+        self.update_refs();
+        self.bytes.clear();
+        self.ruleset.snapshot_changes(&self.refs, events, &mut self.bytes);
+        records(&self.bytes, |record| each(record));
     }
 
     fn update_refs(&mut self) {

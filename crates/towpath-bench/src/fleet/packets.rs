@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use towpath::ruleset_manager::RulesetManager;
 use towpath_gate::rules::Ruleset;
+use towpath_gate::state::Changes;
 use towpath_gate::{Dir, Gate, Ports, Step, Walk, Walker, state};
 use towpath_wire::{self as wire, LinkType, Time};
 
@@ -59,7 +60,7 @@ pub(crate) fn create(walker: &mut Walker, n: u32, now: Time) -> Result<()> {
 /// Passes packets of `flows` flows, under callgrind. `replicated`: a reader follows the changes, as the thread of the fleet does.
 pub(crate) fn side(replicated: bool, flows: u32) -> Result<()> {
     let (manager, [mut walker, _other]) = manager(flows)?;
-    let _journal = replicated.then(|| manager.journal());
+    let _journal = replicated.then(|| manager.journal(Changes::AfterBeginning));
     for n in 0..flows {
         for packet in 0..PACKETS {
             ensure!(walk(&mut walker, n, packet % 2 == 1, START)?, "a packet did not pass");

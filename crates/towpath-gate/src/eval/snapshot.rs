@@ -272,8 +272,20 @@ impl Gate {
         now: Time,
         out: &mut Vec<u8>,
     ) -> Option<Cursor> {
+        self.scan_part(refs, from, slots, now, |record| record.encode(out))
+    }
+
+    /// Passes the states in the next `slots` slots from `from` on to `each`. Returns the cursor that continues, or `None` at the end.
+    pub fn scan_part(
+        &self,
+        refs: &RuleRefs,
+        from: Cursor,
+        slots: u32,
+        now: Time,
+        mut each: impl FnMut(&Record<'_>),
+    ) -> Option<Cursor> {
         let (saved, next) = self.states().save_part(from, slots, now);
-        saved.iter().for_each(|saved| self.record(refs, saved, None, now).encode(out));
+        saved.iter().for_each(|saved| each(&self.record(refs, saved, None, now)));
         next
     }
 

@@ -120,6 +120,7 @@ impl StateEvent {
     }
 
     /// The words of an event of a state.
+    #[inline]
     pub(crate) fn pack(at: Time, kind: EventKind, saved: &Saved) -> [u64; WORDS] {
         let Saved { id, listed, seen, lifetime, every_packet, replied, .. } = saved;
         let Flow { ends, proto, src_port, dst_port, zone } = listed.flow;

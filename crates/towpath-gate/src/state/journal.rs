@@ -59,8 +59,9 @@ struct Slot<const W: usize> {
 /// The journal of one table, with contents of `W` words.
 #[derive(Debug)]
 pub(crate) struct Journal<const W: usize> {
-    /// The number of readers.
+    /// The number of readers, and of those that read how states begin.
     readers: AtomicU64,
+    readers_of_beginnings: AtomicU64,
     /// Allocated for the first reader.
     slots: OnceLock<Box<[Slot<W>]>>,
     /// The next position. The first one is [`SLOTS`]: at first, each slot has a position before it.
@@ -80,14 +81,21 @@ pub(crate) enum Read<const W: usize> {
 impl<const W: usize> Journal<W> {
     pub(crate) fn new() -> Self {
         let next = Apart(AtomicU64::new(SLOTS as u64));
-        Self { readers: AtomicU64::new(0), slots: OnceLock::new(), next }
+        let [readers, readers_of_beginnings] = [AtomicU64::new(0), AtomicU64::new(0)];
+        Self { readers, readers_of_beginnings, slots: OnceLock::new(), next }
     }
 
     /// Returns true if there is a reader.
     #[inline]
     pub(crate) fn is_enabled(&self) -> bool {
-        // Relaxed: a worker that sees a new reader late leaves out a change that is as old as the reader.
+        // Relaxed, here and below: a worker that sees a new reader late leaves out a change that is as old as the reader.
         self.readers.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns true if there is a reader of how states begin.
+    #[inline]
+    pub(crate) fn has_beginnings(&self) -> bool {
+        self.readers_of_beginnings.load(Ordering::Relaxed) != 0
     }
 
     /// Records a change. `content` is called after the change has its position.
@@ -153,7 +161,7 @@ impl<const W: usize> Journal<W> {
         Read::Lost(missed)
     }
 
-    pub(crate) fn attach(&self) -> u64 {
+    pub(crate) fn attach(&self, changes: Changes) -> u64 {
         self.slots.get_or_init(|| {
             let slot = |position: u64| Slot {
                 state: AtomicU64::new(position << POSITION),
@@ -161,15 +169,21 @@ impl<const W: usize> Journal<W> {
             };
             (0..SLOTS as u64).map(slot).collect()
         });
-        // SeqCst: before the table is read next. On processors that delay the store, a worker may still miss it for some
+        if changes == Changes::All {
+            self.readers_of_beginnings.fetch_add(1, Ordering::SeqCst);
+        }
+        // SeqCst, also above: before the table is read next. On processors that delay the store, a worker may still miss it for some
         // nanoseconds.
         self.readers.fetch_add(1, Ordering::SeqCst);
         self.next.load(Ordering::SeqCst)
     }
 
-    fn detach(&self) {
+    fn detach(&self, changes: Changes) {
         // Relaxed: see is_enabled().
         self.readers.fetch_sub(1, Ordering::Relaxed);
+        if changes == Changes::All {
+            self.readers_of_beginnings.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -188,16 +202,26 @@ pub enum JournalRead {
     End,
 }
 
+/// The changes that a reader needs. What no reader needs is not recorded, which costs the workers less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changes {
+    /// All changes.
+    All,
+    /// [`Created`](super::EventKind::Created) and [`Restored`](super::EventKind::Restored) may be missing: the first change of a state is its first reply, or its end.
+    AfterBeginning,
+}
+
 /// A reader of the change journal, with its cursor. While one exists, the workers record their changes.
 #[derive(Debug)]
 pub struct JournalReader {
     journal: Arc<Journal<WORDS>>,
+    changes: Changes,
     at: u64,
 }
 
 impl JournalReader {
-    pub(crate) fn new(journal: &Arc<Journal<WORDS>>) -> Self {
-        Self { at: journal.attach(), journal: Arc::clone(journal) }
+    pub(crate) fn new(journal: &Arc<Journal<WORDS>>, changes: Changes) -> Self {
+        Self { at: journal.attach(changes), changes, journal: Arc::clone(journal) }
     }
 
     /// Reads the next change. A change that a worker is still writing is not returned yet.
@@ -223,7 +247,7 @@ impl JournalReader {
 
 impl Drop for JournalReader {
     fn drop(&mut self) {
-        self.journal.detach();
+        self.journal.detach(self.changes);
     }
 }
 
@@ -260,7 +284,7 @@ mod tests {
         #[test]
         fn readers_get_every_change_or_the_size_of_the_gap(ops in prop::collection::vec(op(), 1..40)) {
             let journal = Journal::<WORDS>::new();
-            let mut readers = [journal.attach(), journal.attach()];
+            let mut readers = [journal.attach(Changes::All), journal.attach(Changes::All)];
             let first = readers[0];
             let mut all = VecDeque::new();
             for op in ops {
@@ -291,7 +315,7 @@ mod tests {
     #[test]
     fn a_writer_that_is_a_round_late_loses_one_change() {
         let journal = Journal::<WORDS>::new();
-        let mut at = journal.attach();
+        let mut at = journal.attach(Changes::All);
         journal.push(|| {
             // In this call, the first writer is in its slot.
             for value in 1..=SLOTS as u64 {
@@ -319,7 +343,7 @@ mod tests {
     #[test]
     fn a_reader_under_writers_gets_whole_changes() {
         let journal = Arc::new(Journal::<WORDS>::new());
-        let mut at = journal.attach();
+        let mut at = journal.attach(Changes::All);
         const CHANGES: u64 = 3 * SLOTS as u64;
         let mut counted = 0;
         std::thread::scope(|scope| {
@@ -350,8 +374,12 @@ mod tests {
     fn without_a_reader_nothing_is_recorded() {
         let journal = Arc::new(Journal::<WORDS>::new());
         assert!(!journal.is_enabled());
-        let reader = JournalReader::new(&journal);
-        assert!(journal.is_enabled());
+        let reader = JournalReader::new(&journal, Changes::AfterBeginning);
+        assert!(journal.is_enabled() && !journal.has_beginnings());
+        let other = JournalReader::new(&journal, Changes::All);
+        assert!(journal.is_enabled() && journal.has_beginnings());
+        drop(other);
+        assert!(journal.is_enabled() && !journal.has_beginnings());
         drop(reader);
         assert!(!journal.is_enabled());
     }

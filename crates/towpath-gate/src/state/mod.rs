@@ -72,7 +72,7 @@ pub use crate::settings::{LIFETIME_MAX, SettingError};
 pub use counters::Counters;
 pub use events::{EventKind, StateEvent};
 pub use install::{Install, Installed, Limit, LimitMask, Refused, Tracking};
-pub use journal::{JournalRead, JournalReader};
+pub use journal::{Changes, JournalRead, JournalReader};
 pub use keepalive::{KEEPALIVE_INTERVAL, Keepalive};
 pub use listing::{Cursor, Kind, Line, Listed};
 pub use lookup::{Direction, Hit, Lookup, Name, RuleId};

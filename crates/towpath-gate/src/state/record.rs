@@ -249,6 +249,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    #[inline(always)]
     fn take<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
         let (taken, rest) = self.bytes.split_first_chunk().ok_or(RecordError::Malformed)?;
         self.bytes = rest;

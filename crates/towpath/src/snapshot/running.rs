@@ -27,7 +27,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use towpath_gate::state::{Cursor, EventKind, JournalRead, JournalReader, StateEvent};
+use towpath_gate::state::{Changes, Cursor, EventKind, JournalRead, JournalReader, StateEvent};
 use towpath_gate::{Frame, RuleRefs, SnapshotWriter};
 use towpath_metrics::metrics;
 
@@ -176,7 +176,7 @@ impl Saver {
         Self {
             path: path.to_owned(),
             every,
-            journal: ruleset.journal(),
+            journal: ruleset.journal(Changes::All),
             ruleset,
             refs: RuleRefs::default(),
             version: u64::MAX,

@@ -13,10 +13,11 @@ use crate::state::table::key::{Key, Side, with_key};
 use crate::state::table::slab::SlotList;
 use crate::state::tcp::window::Window;
 use crate::state::tcp::{RST, SYN, begins};
-use crate::state::{Direction, Flow, Install, Installed, Name, Refused, RuleId, Segment, Tracking};
+use crate::state::{Direction, Flow, Install, Name, Refused, RuleId, Segment, Tracking};
 
 impl States {
-    /// Inserts a state for a flow without a live one of that name.
+    /// Inserts a state for a flow without a live one of that name. Returns its slot, or `None` if another worker has inserted one
+    /// meanwhile, which then has the packet.
     pub(super) fn insert(
         &mut self,
         flow: &Flow,
@@ -25,7 +26,7 @@ impl States {
         rule: RuleId,
         install: &Install,
         now: Time,
-    ) -> Result<Installed, Refused> {
+    ) -> Result<Option<u32>, Refused> {
         if install.tracking == Tracking::Strict && flow.proto == TCP && !begins(segment.tcp_flags) {
             return Err(Refused::Invalid);
         }
@@ -49,7 +50,7 @@ impl States {
         let packet = PacketInfo { proto: flow.proto, bytes: segment.bytes, segment, at: time };
         let inserted =
             with_key!(flow, |key, side| self.link(key, side, name, rule, install, &reservation, packet));
-        if inserted != Ok(Installed::New) {
+        if !matches!(inserted, Ok(Some(_))) {
             self.shared.occupancy.release(self.worker.id(), 1, self.settings.dyn_max);
             self.shared.limits.release(&reservation, flow, now);
         }
@@ -66,7 +67,7 @@ impl States {
         install: &Install,
         reservation: &Reservation,
         packet: PacketInfo<'_>,
-    ) -> Result<Installed, Refused>
+    ) -> Result<Option<u32>, Refused>
     where
         Key<N>: AddressFamily<N>,
     {
@@ -97,7 +98,7 @@ impl States {
             established,
             origin: install.origin,
         };
-        family.slot_counters.clear(slot, shared.epochs.registered());
+        family.slot_counters.clear(slot);
         if self.settings.dyn_adaptive && self.is_nearly_full() {
             family.entry(slot).init(&new, packet, &self.settings.when_nearly_full());
         } else {
@@ -120,7 +121,7 @@ impl States {
                 self.hint_version += 1;
             }
             self.record::<N>(EventKind::Created, slot);
-            return Ok(Installed::New);
+            return Ok(Some(slot));
         }
         self.rule_counts.subtract(&shared.rules, rule, generation);
         let unused = SlotList { first: slot, last: slot, slots: 1 };
@@ -131,7 +132,7 @@ impl States {
         };
         match self.hit(family.entry(other), other, side, packet) {
             LookupResult::Invalid => Err(Refused::Invalid),
-            _ => Ok(Installed::Existing),
+            _ => Ok(None),
         }
     }
 

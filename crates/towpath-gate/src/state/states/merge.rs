@@ -15,12 +15,10 @@ use towpath_wire::Time;
 
 use super::{AddressFamily, States};
 use crate::state::concurrent::worker_counters::Counter;
-use crate::state::table::entry::{
-    ASSURED, Entry, ExpiryChange, SEEN_REPLY, STRICT, Seen, WIDE_COUNTS, after,
-};
+use crate::state::table::entry::{ASSURED, ExpiryChange, SEEN_REPLY, STRICT, Seen, after};
 use crate::state::table::key::{Key, Side, with_key};
 use crate::state::tcp::window::Window;
-use crate::state::{Flow, Installed, Limit, Name, Refused, RuleId, Saved};
+use crate::state::{Ends, Flow, Limit, Name, Refused, RuleId, Saved};
 
 /// How much later the expiry at another gate is, if that has seen a later packet: it is known up to the delay of messages.
 const LATER: Duration = Duration::from_millis(100);
@@ -55,11 +53,12 @@ impl States {
         let theirs = saved.window.map(Window::from_words);
         let window = strict.then(|| Window::default().resumed(theirs).words());
         let resumed = Saved { window, ..saved.clone() };
-        let installed = self.restore(&resumed, rule, name, limit, now)?;
-        let created = installed == Installed::New;
-        // A worker may have inserted the state, or unlinked it, since.
-        let merged = merged(self).ok_or(Refused::Full)?;
-        Ok(MergedState { created, ..merged })
+        if let Some(slot) = self.insert_saved(&resumed, rule, name, limit, now)? {
+            let v6 = matches!(flow.ends, Ends::V6(..));
+            return Ok(MergedState { id: slot << 1 | u32::from(v6), created: true });
+        }
+        // A worker has inserted the state, and may have unlinked it since.
+        merged(self).ok_or(Refused::Full)
     }
 
     /// Removes the live state of a flow and name because another gate has removed it, unless it expires later than in `within`. Returns
@@ -132,7 +131,12 @@ impl States {
         if let ExpiryChange::Shortened(end) = entry.merge(expires, seen) {
             family.schedule_sooner(slot, end);
         }
-        self.add_missing(entry, slot, [0, 1].map(|at| [packets[at], bytes[at]]), own);
+        let theirs = [0, 1].map(|at| [packets[at], bytes[at]]);
+        self.add_counts(
+            entry,
+            slot,
+            [0, 1].map(|at| [0, 1].map(|word| theirs[at][word].saturating_sub(own[at][word]))),
+        );
         if (saved.replied || packets[1] > 0 && own[1][0] > 0) && entry.set_flag(ASSURED) {
             self.count(Counter::Assured);
         }
@@ -140,30 +144,5 @@ impl States {
             entry.set_flag(SEEN_REPLY);
         }
         Some(MergedState { id: slot << 1 | u32::from(Key::<N>::V6), created: false })
-    }
-
-    /// Adds what `own` lacks of `counts`, as wide counts.
-    fn add_missing<const N: usize>(
-        &self,
-        entry: Entry<'_, N>,
-        slot: u32,
-        counts: [[u64; 2]; 2],
-        own: [[u64; 2]; 2],
-    ) where
-        Key<N>: AddressFamily<N>,
-    {
-        let missing = [0, 1].map(|at| [0, 1].map(|word| counts[at][word].saturating_sub(own[at][word])));
-        if missing == [[0; 2]; 2] {
-            return;
-        }
-        let family = Key::<N>::family(&self.shared);
-        family.wide_counters.update(slot, |wide| {
-            entry.set_flag(WIDE_COUNTS);
-            for (wide, missing) in wide.iter_mut().flatten().zip(missing.iter().flatten()) {
-                *wide += missing;
-            }
-            // As in `widen_counts`: the flag is set first, so that the worker that unlinks the state removes the wide counts.
-            family.slab.is_occupied(slot)
-        });
     }
 }

@@ -47,7 +47,7 @@ use super::concurrent::sync::Ordering;
 use super::concurrent::worker_counters::Counter;
 use super::counters::Counters;
 use super::events::{EventKind, StateEvent};
-use super::journal::JournalReader;
+use super::journal::{Changes, JournalReader};
 use super::keepalive::{Keepalive, KeepaliveScan};
 use super::limits::rule_counts::{RemovedRules, RuleCountCache};
 use super::table::entry::{Entry, MAX_TIME_JUMP};
@@ -264,11 +264,16 @@ impl States {
             LookupResult::Invalid => Err(Refused::Invalid),
         };
         match installed {
-            Ok(Installed::New) => self.inserted(),
-            Ok(Installed::Existing) => {}
-            Err(refused) => self.count(Counter::of(refused)),
+            Ok(Some(_)) => {
+                self.inserted();
+                Ok(Installed::New)
+            }
+            Ok(None) => Ok(Installed::Existing),
+            Err(refused) => {
+                self.count(Counter::of(refused));
+                Err(refused)
+            }
         }
-        installed
     }
 
     /// The number of `rule`'s states. When it is 0, no orphaned state refers to the rule.
@@ -293,7 +298,12 @@ impl States {
 
     /// A reader of the changes of all workers from now on.
     pub fn journal(&self) -> JournalReader {
-        JournalReader::new(&self.shared.journal)
+        self.journal_of(Changes::All)
+    }
+
+    /// A reader of these changes of all workers from now on.
+    pub fn journal_of(&self, changes: Changes) -> JournalReader {
+        JournalReader::new(&self.shared.journal, changes)
     }
 
     /// The settings in force, as of this handle's last call.
@@ -444,13 +454,18 @@ impl States {
         LiveFilter::new(now, &self.removed)
     }
 
-    /// Records a change of the state in `slot`, if the journal has a reader.
+    /// Records a change of the state in `slot`, if the journal has a reader of it.
     #[inline]
     fn record<const N: usize>(&self, kind: EventKind, slot: u32)
     where
         Key<N>: AddressFamily<N>,
     {
-        if self.shared.journal.is_enabled() {
+        let journal = &self.shared.journal;
+        let wanted = match kind {
+            EventKind::Created | EventKind::Restored => journal.has_beginnings(),
+            _ => journal.is_enabled(),
+        };
+        if wanted {
             self.write_change::<N>(kind, slot);
         }
     }

@@ -10,11 +10,12 @@ use crate::state::events::EventKind;
 use crate::state::sctp::Phase;
 use crate::state::table::entry::{
     ASSURED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, SCTP, SEEN_REPLY, STRICT, WIDE_COUNTS,
-    count_of, is_count_high, one_packet, unpack_count,
+    count_of, is_count_high, one_packet, small_count, unpack_count,
 };
 use crate::state::table::family::Family;
 use crate::state::table::index::Probe;
 use crate::state::table::key::{Key, Side, with_key};
+use crate::state::table::wide_counters::Counts;
 use crate::state::tcp::window::{Fit, Window};
 use crate::state::tcp::{ACK, RST, SYN};
 use crate::state::{Direction, Flow, Hit, Listed, Lookup, Segment};
@@ -422,6 +423,38 @@ impl States {
             // Another worker may have unlinked the state. If our flag came first, that worker sees it and removes the wide
             // counts. If its own read-modify-write of the flags came first, this load sees that the slot has no state. The slot
             // is not reused before the end of this call.
+            family.slab.is_occupied(slot)
+        });
+    }
+
+    /// Adds packets and bytes that another table has counted: to the state's words if they have room, otherwise to the wide counters.
+    pub(super) fn add_counts<const N: usize>(&self, entry: Entry<'_, N>, slot: u32, counts: Counts)
+    where
+        Key<N>: AddressFamily<N>,
+    {
+        if counts == [[0; 2]; 2] {
+            return;
+        }
+        let directions = [Direction::Forward, Direction::Reverse];
+        let words = directions.map(|direction| {
+            small_count(entry.counts(direction))?;
+            small_count(counts[direction as usize])
+        });
+        if let [Some(forward), Some(reverse)] = words {
+            for (direction, count) in directions.into_iter().zip([forward, reverse]) {
+                if entry.add_count(direction, count) {
+                    self.widen_counts(entry, slot);
+                }
+            }
+            return;
+        }
+        let family = Key::<N>::family(&self.shared);
+        family.wide_counters.update(slot, |wide| {
+            entry.set_flag(WIDE_COUNTS);
+            for (wide, more) in wide.iter_mut().flatten().zip(counts.iter().flatten()) {
+                *wide += more;
+            }
+            // As in `widen_counts`: the flag is set first, so that the worker that unlinks the state removes the wide counts.
             family.slab.is_occupied(slot)
         });
     }

@@ -10,11 +10,11 @@ use super::shared::Shared;
 use super::{AddressFamily, States};
 use crate::state::concurrent::worker_counters::Counter;
 use crate::state::events::EventKind;
-use crate::state::table::entry::{ASSURED, SEEN_REPLY, STRICT, WIDE_COUNTS, after};
+use crate::state::table::entry::{ASSURED, SEEN_REPLY, STRICT, after};
 use crate::state::table::key::{Key, with_key};
 use crate::state::tcp::window::{WORDS, Window};
 use crate::state::{
-    Cursor, Direction, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment,
+    Cursor, Direction, Ends, Install, Installed, Kind, Limit, Listed, Name, Refused, RuleId, Segment,
 };
 
 /// A state without what counts it.
@@ -72,6 +72,7 @@ impl States {
     }
 
     /// The state in `slot`, without its TCP windows.
+    #[inline]
     pub(super) fn saved<const N: usize>(&self, slot: u32, now: Time) -> Saved
     where
         Key<N>: AddressFamily<N>,
@@ -99,6 +100,26 @@ impl States {
         now: Time,
     ) -> Result<Installed, Refused> {
         self.begin(now);
+        let flow = &*self.key_flow(&saved.listed.flow);
+        if with_key!(flow, |key, _side| self.has_live(&key, name, now)) {
+            return Ok(Installed::Existing);
+        }
+        match self.insert_saved(saved, rule, name, limit, now)? {
+            Some(_) => Ok(Installed::New),
+            None => Ok(Installed::Existing),
+        }
+    }
+
+    /// Inserts a saved state of a flow without a live one of that name. Returns its slot, or `None` if another worker has inserted one
+    /// meanwhile.
+    pub(super) fn insert_saved(
+        &mut self,
+        saved: &Saved,
+        rule: RuleId,
+        name: Name,
+        limit: Option<Limit>,
+        now: Time,
+    ) -> Result<Option<u32>, Refused> {
         // The state was admitted once: its parent counts it, and the limit does not refuse it.
         let limit = limit.filter(|limit| !limit.per_second && matches!(saved.listed.kind, Kind::Limit));
         let limit = limit.map(|limit| Limit { max: u32::MAX, ..limit });
@@ -109,14 +130,14 @@ impl States {
         let origin = saved.listed.origin;
         let install = Install { limit, lifetime, timeout, origin, ..Install::default() };
         let flow = &*self.key_flow(&saved.listed.flow);
-        if with_key!(flow, |key, _side| self.has_live(&key, name, now)) {
-            return Ok(Installed::Existing);
-        }
         let inserted = self.insert(flow, name, &Segment::default(), rule, &install, now);
         match inserted {
-            Ok(Installed::New) => {
+            Ok(Some(slot)) => {
                 self.inserted();
-                with_key!(flow, |key, _side| self.fill(&key, name, saved, now));
+                match flow.ends {
+                    Ends::V4(..) => self.fill::<2>(slot, saved, now),
+                    Ends::V6(..) => self.fill::<6>(slot, saved, now),
+                }
             }
             Err(Refused::Full) => self.count(Counter::Full),
             _ => {}
@@ -134,24 +155,21 @@ impl States {
     }
 
     /// Gives the inserted state the contents of the saved one.
-    fn fill<const N: usize>(&mut self, key: &Key<N>, name: Name, saved: &Saved, now: Time)
+    fn fill<const N: usize>(&self, slot: u32, saved: &Saved, now: Time)
     where
         Key<N>: AddressFamily<N>,
     {
         let family = Key::<N>::family(&self.shared);
-        let Some(slot) = family.find_any(&Key::<N>::local(self).index, key, name) else { return };
         let entry = family.entry(slot);
         if let Some(words) = saved.window {
             family.windows.insert(slot, Window::from_words(words));
             entry.set_flag(STRICT);
         }
         let Listed { packets, bytes, remaining, tcp_ack, .. } = saved.listed;
-        // As wide counts: the saved counts may exceed the state's words.
+        // The insertion has counted a packet.
         let [first, _] = entry.take_counts(Direction::Forward);
-        let wide = [[packets[0], bytes[0]], [packets[1], bytes[1]]];
-        if first > 0 && wide != [[0; 2]; 2] {
-            family.wide_counters.set(slot, wide);
-            entry.set_flag(WIDE_COUNTS);
+        if first > 0 {
+            self.add_counts(entry, slot, [[packets[0], bytes[0]], [packets[1], bytes[1]]]);
         }
         let expires = (now + remaining).min(after(now, u32::MAX));
         entry.restore(expires, saved.seen, tcp_ack);

@@ -646,6 +646,12 @@ pub(crate) fn count_of(packets: u64, bytes: u64) -> u64 {
     packets << BYTE_BITS | bytes
 }
 
+/// The count of several packets, if a word has room for it and as much again.
+pub(crate) fn small_count([packets, bytes]: [u64; 2]) -> Option<u64> {
+    let small = packets >> (63 - BYTE_BITS) == 0 && bytes >> (BYTE_BITS - 1) == 0;
+    small.then(|| count_of(packets, bytes))
+}
+
 /// Returns true if the counts must be moved soon.
 #[inline]
 pub(crate) fn is_count_high(count: u64) -> bool {

@@ -394,6 +394,7 @@ impl<const N: usize> Family<N> {
     }
 
     /// Packets and bytes of the state in `slot`, from all places that count them.
+    #[inline]
     pub(crate) fn counts(&self, slot: u32) -> Counts {
         let entry = self.entry(slot);
         let mut counts = [entry.counts(Direction::Forward), entry.counts(Direction::Reverse)];
@@ -402,13 +403,16 @@ impl<const N: usize> Family<N> {
         {
             counts = [0, 1].map(|at| add(counts[at], wide[at]));
         }
-        for (at, count) in counts.iter_mut().enumerate() {
-            *count = self.slot_counters.counted(slot, at).map(unpack_count).fold(*count, add);
+        for counted in self.slot_counters.counted(slot) {
+            for (count, more) in counts.iter_mut().zip(counted) {
+                *count = add(*count, unpack_count(more));
+            }
         }
         counts
     }
 
     /// The state in `slot` as listings show it.
+    #[inline]
     pub(crate) fn listed(&self, slot: u32, now: Time) -> Listed
     where
         Key<N>: FlowKey,

@@ -11,6 +11,7 @@
 //! last state, and what it wrote is visible ([`crate::state::concurrent::epoch`]). A worker finds the new state by
 //! way of the index, and with it the words as the inserting worker left them.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use crate::state::concurrent::epoch::MAX_WORKERS;
@@ -28,7 +29,12 @@ const IN_LINE: usize = WORDS / 2;
 
 /// The counts of all workers for the slots of one address family.
 #[derive(Debug)]
-pub(crate) struct SlotCounters([OnceLock<Arc<Lines>>; MAX_WORKERS]);
+pub(crate) struct SlotCounters {
+    workers: [OnceLock<Arc<Lines>>; MAX_WORKERS],
+    /// No worker at this position or after it has ever counted. Relaxed everywhere: a worker that counts has set it, so whoever sees
+    /// counts of the worker as the invariant says sees this, too.
+    end: AtomicUsize,
+}
 
 /// The counts of one worker.
 #[derive(Debug)]
@@ -36,31 +42,36 @@ pub(crate) struct LocalSlotCounters(Arc<Lines>);
 
 impl SlotCounters {
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| OnceLock::new()))
+        Self { workers: std::array::from_fn(|_| OnceLock::new()), end: AtomicUsize::new(0) }
     }
 
     /// The words of a worker. A worker that gets the number of a former one continues its counts.
     pub(crate) fn of_worker(&self, worker: usize) -> LocalSlotCounters {
         let new = || Arc::new(Lines::zeroed(SLOTS as usize / IN_LINE, Pages::Base));
-        LocalSlotCounters(Arc::clone(self.0[worker].get_or_init(new)))
+        self.end.fetch_max(worker + 1, Ordering::Relaxed);
+        LocalSlotCounters(Arc::clone(self.workers[worker].get_or_init(new)))
     }
 
-    /// The counts of each worker.
-    pub(crate) fn counted(&self, slot: u32, direction: usize) -> impl Iterator<Item = u64> {
-        let workers = if slot < SLOTS { &self.0[..] } else { &[] };
-        workers.iter().filter_map(OnceLock::get).map(move |lines| {
+    /// The words of the workers that count the slot here.
+    fn lines(&self, slot: u32) -> impl Iterator<Item = &Arc<Lines>> {
+        let end = if slot < SLOTS { self.end.load(Ordering::Relaxed) } else { 0 };
+        self.workers[..end].iter().filter_map(OnceLock::get)
+    }
+
+    /// The counts of each worker, forward and reverse.
+    #[inline]
+    pub(crate) fn counted(&self, slot: u32) -> impl Iterator<Item = [u64; 2]> {
+        self.lines(slot).map(move |lines| {
+            let line = lines.line(slot as usize / IN_LINE);
             // Relaxed: a count publishes nothing.
-            lines.line(slot as usize / IN_LINE).word(word_of(slot, direction)).load(Ordering::Relaxed)
+            [0, 1].map(|direction| line.word(word_of(slot, direction)).load(Ordering::Relaxed))
         })
     }
 
-    /// Sets the slot's words of the first `workers` workers to zero, for a state that is about to be inserted.
-    /// Workers that registered later have counted nothing in this slot.
-    pub(crate) fn clear(&self, slot: u32, workers: usize) {
-        if slot >= SLOTS {
-            return;
-        }
-        for lines in self.0.iter().take(workers).filter_map(OnceLock::get) {
+    /// Sets the slot's words to zero, for a state that is about to be inserted. Workers that register meanwhile have counted nothing in
+    /// this slot.
+    pub(crate) fn clear(&self, slot: u32) {
+        for lines in self.lines(slot) {
             let line = lines.line(slot as usize / IN_LINE);
             for word in [0, 1].map(|direction| line.word(word_of(slot, direction))) {
                 // Most are zero: the worker's cache line is left alone. Relaxed: the index publishes the new state.
@@ -113,21 +124,16 @@ mod tests {
             assert_eq!(workers[0].add(slot, 0, 1), Some(6));
             assert_eq!(workers[1].add(slot, 0, 7), Some(7));
             assert_eq!(workers[1].add(slot, 1, 9), Some(9));
-            assert_eq!(slot_counters.counted(slot, 0).collect::<Vec<_>>(), [6, 7]);
-            assert_eq!(slot_counters.counted(slot, 1).sum::<u64>(), 9);
-            assert_eq!((workers[1].take(slot, 0), slot_counters.counted(slot, 0).sum::<u64>()), (7, 6));
+            assert_eq!(slot_counters.counted(slot).collect::<Vec<_>>(), [[6, 0], [7, 9]]);
+            assert_eq!(workers[1].take(slot, 0), 7);
+            assert_eq!(slot_counters.counted(slot).collect::<Vec<_>>(), [[6, 0], [0, 9]]);
         }
-        slot_counters.clear(5, 2);
-        assert_eq!(
-            (slot_counters.counted(5, 0).sum::<u64>(), slot_counters.counted(5, 1).sum::<u64>()),
-            (0, 0)
-        );
+        slot_counters.clear(5);
+        assert_eq!(slot_counters.counted(5).collect::<Vec<_>>(), [[0; 2]; 2]);
         // A worker with the number of a former one continues its counts.
-        assert_eq!(
-            (slot_counters.of_worker(0).add(1, 0, 1), slot_counters.counted(1, 0).sum::<u64>()),
-            (Some(7), 7)
-        );
+        assert_eq!(slot_counters.of_worker(0).add(1, 0, 1), Some(7));
+        assert_eq!(slot_counters.counted(1).collect::<Vec<_>>(), [[7, 0], [0, 9]]);
         assert_eq!((workers[0].add(SLOTS, 0, 1), workers[0].take(SLOTS, 0)), (None, 0));
-        assert_eq!(slot_counters.counted(SLOTS, 0).count(), 0);
+        assert_eq!(slot_counters.counted(SLOTS).count(), 0);
     }
 }

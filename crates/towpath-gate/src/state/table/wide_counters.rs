@@ -23,11 +23,6 @@ impl WideCounters {
         locked(&self.0).get(&slot).copied()
     }
 
-    /// Sets the counts of a slot.
-    pub(crate) fn set(&self, slot: u32, counts: Counts) {
-        locked(&self.0).insert(slot, counts);
-    }
-
     /// Lets `change` add to the counts of a slot, under the lock. Drops them if it returns false: the slot has no state.
     pub(crate) fn update(&self, slot: u32, change: impl FnOnce(&mut Counts) -> bool) {
         let mut all = locked(&self.0);
@@ -58,7 +53,7 @@ mod tests {
         add(7, true);
         add(7, true);
         assert_eq!(wide.get(7), Some([[0, 0], [4, 0]]));
-        wide.set(8, [[1; 2]; 2]);
+        add(8, true);
         add(8, false);
         wide.remove(7);
         assert_eq!((wide.get(7), wide.get(8)), (None, None));

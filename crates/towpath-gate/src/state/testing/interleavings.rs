@@ -7,7 +7,7 @@ use loom::thread;
 
 use crate::state::concurrent::epoch::Epochs;
 use crate::state::concurrent::retire_list::RetireList;
-use crate::state::journal::{Journal, Read};
+use crate::state::journal::{Changes, Journal, Read};
 use crate::state::limits::occupancy::Occupancy;
 use crate::state::limits::rule_counts::{RemovedRules, RuleCountCache, RuleCounts};
 use crate::state::table::entry::{BurstTime, Entry, NewEntry, PacketInfo};
@@ -365,7 +365,7 @@ fn read(journal: &Journal<2>, at: &mut u64) -> (Vec<u64>, u64) {
 fn a_change_in_the_journal_is_whole_or_lost() {
     explore(|| {
         let journal = Arc::new(Journal::<2>::new());
-        let mut at = journal.attach();
+        let mut at = journal.attach(Changes::All);
         journal.push(|| [0, !0]);
         let writers = [10, 20].map(|value| {
             let journal = Arc::clone(&journal);
@@ -391,7 +391,7 @@ fn an_update_after_the_end_of_a_state_sees_the_end() {
     explore(|| {
         use crate::state::concurrent::sync::{AtomicU64, Ordering};
         let (journal, linked) = (Arc::new(Journal::<2>::new()), Arc::new(AtomicU64::new(1)));
-        let mut at = journal.attach();
+        let mut at = journal.attach(Changes::All);
         let (other, state) = (Arc::clone(&journal), Arc::clone(&linked));
         let unlinks = thread::spawn(move || {
             // Relaxed: the position orders it.

@@ -1,6 +1,6 @@
 //! Events of states as lines of the log, while the level of their target is `info` or more verbose.
 
-use towpath_gate::state::{JournalRead, JournalReader};
+use towpath_gate::state::{Changes, JournalRead, JournalReader};
 use tracing::Level;
 
 use crate::control::commands::show_states::State;
@@ -23,7 +23,7 @@ impl StateLog {
             return false;
         }
         // The first call begins with the events that follow it.
-        let journal = self.0.get_or_insert_with(|| ruleset.journal());
+        let journal = self.0.get_or_insert_with(|| ruleset.journal(Changes::All));
         let (mut logged, mut missed) = (0, 0);
         while logged < PER_TURN {
             match journal.read() {
