@@ -77,7 +77,7 @@ enum Command {
     Nfqueue(Nfqueue),
     Offload(Offload),
     Fleet(subject::fleet::Fleet),
-    Hostile(Hostile),
+    Hostile(hostile::Hostile),
     Soak(Soak),
     All(All),
     Numbers(Numbers),
@@ -299,40 +299,6 @@ struct Offload {
     /// Measure only metrics whose name contains NAME
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-}
-
-/// Attack a running engine and check that honest peers lose nothing
-///
-/// Each mode starts an engine with an honest inspector, an honest client and worker of a mux, and traffic without inspection, and
-/// attacks it in one way. The attackers run as user 65534 where this program runs as root. Prints a row per mode: counts, 99th percentiles,
-/// their ratios to the mode `busy` (a process that is equally busy and not attached), growth of the engine's memory and descriptors, and
-/// the promises that did not hold. Expects the `towpath` binary in the directory of this program. Exits with 0 if every promise held,
-/// else with 1; ratios do not affect the exit code.
-#[derive(Debug, Parser)]
-struct Hostile {
-    /// Print one JSON array
-    #[arg(long)]
-    json: bool,
-
-    /// Duration of each attack
-    #[arg(long, value_name = "N", default_value = "2", value_parser = long_seconds)]
-    seconds: Duration,
-
-    /// Run only these modes, separated by commas, and `busy` for comparison
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    modes: Vec<String>,
-
-    /// Driver of the engine's ports
-    #[arg(long, value_name = "DRIVER", default_value = "pcap")]
-    port: hostile::Driver,
-
-    /// Engine threads; `pcap` ports have one
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=2))]
-    threads: u32,
-
-    /// Lanes of each ring that the attackers attack, at most one for each thread; all by default
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
-    lanes: Option<u32>,
 }
 
 /// Run an engine under traffic, reloads, upgrades and kills, and check that nothing is lost and nothing grows
@@ -597,11 +563,7 @@ fn main() -> ExitCode {
             subject::offload::run(args.json, args.seconds, args.reps, args.only.as_deref())
         }
         Command::Fleet(args) => subject::fleet::run(&args),
-        Command::Hostile(args) => {
-            let Hostile { port: driver, threads, lanes, .. } = args;
-            let setup = hostile::Setup { driver, threads, lanes: lanes.unwrap_or(threads) };
-            hostile::run(args.json, setup, args.seconds, &args.modes)
-        }
+        Command::Hostile(args) => hostile::run(&args),
         Command::Soak(args) => soak::run(args.json, args.seconds),
         Command::All(args) => all::run(args.json, &args.dir, args.reps),
         Command::Numbers(args) => print_or_update(&args).map(|()| true),

@@ -21,9 +21,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
 use serde::Serialize;
 
 use crate::side::Side;
+use crate::stat::median;
 use canary::Canary;
 use engine::Engine;
 use honest::Honest;
@@ -32,6 +34,44 @@ pub(crate) use attack::{Attack, side};
 pub(crate) use pass_on::side as pass_on_side;
 pub(crate) use ports::{Driver, within};
 pub(crate) use worker::side as worker_side;
+
+/// Attack a running engine and check that honest peers lose nothing
+///
+/// Each mode starts an engine with an honest inspector, an honest client and worker of a mux, and traffic without inspection, and
+/// attacks it in one way. The attackers run as user 65534 where this program runs as root. Prints a row per mode: counts, 99th percentiles,
+/// their ratios to the mode `busy` or `busy-tenth` (a process that is equally busy and not attached), growth of the engine's memory and descriptors, and
+/// the promises that did not hold. Expects the `towpath` binary in the directory of this program. Exits with 0 if every promise held,
+/// else with 1; ratios do not affect the exit code.
+#[derive(Debug, Parser)]
+pub(crate) struct Hostile {
+    /// Print one JSON array
+    #[arg(long)]
+    json: bool,
+
+    /// Duration of each attack
+    #[arg(long, value_name = "N", default_value = "2", value_parser = crate::long_seconds)]
+    seconds: Duration,
+
+    /// Run only these modes, separated by commas, and `busy` for comparison
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    modes: Vec<String>,
+
+    /// Repetitions of each mode, each beside a run of its own of the equally busy process: the ratios are medians
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: Option<u32>,
+
+    /// Driver of the engine's ports
+    #[arg(long, value_name = "DRIVER", default_value = "pcap")]
+    port: Driver,
+
+    /// Engine threads; `pcap` ports have one
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=2))]
+    threads: u32,
+
+    /// Lanes of each ring that the attackers attack, at most one for each thread; all by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
+    lanes: Option<u32>,
+}
 
 /// A way to attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,13 +207,15 @@ struct Row {
 }
 
 /// Runs the modes and prints a row for each. Returns true if all promises held.
-pub(crate) fn run(json: bool, setup: Setup, time: Duration, only: &[String]) -> Result<bool> {
+pub(crate) fn run(args: &Hostile) -> Result<bool> {
+    let Hostile { json, seconds: time, modes: only, .. } = args;
     for name in only {
         if !MODES.iter().any(|mode| mode.name == name) {
             let names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
             bail!("unknown mode {name:?}; the modes are {}", names.join(", "));
         }
     }
+    let setup = Setup { driver: args.port, threads: args.threads, lanes: args.lanes.unwrap_or(args.threads) };
     ensure!(
         setup.driver != Driver::Pcap || setup.threads == 1,
         "`pcap` ports have one thread; use --threads 1, or --port af_packet or af_xdp"
@@ -192,35 +234,72 @@ pub(crate) fn run(json: bool, setup: Setup, time: Duration, only: &[String]) -> 
             eprintln!("{}: not run without root: {why}", mode.name);
             continue;
         }
-        let mut row = attacked(*mode, setup, time).with_context(|| format!("mode {}", mode.name))?;
-        for _ in 1..RUNS {
-            // Captures lose nothing: the sender waits.
-            if row.failures.is_empty() || setup.driver == Driver::Pcap || !row.stalled() {
-                break;
-            }
-            eprintln!("{}: again, because a CPU stalled for {} us: {}", mode.name, row.stall_us, row.text());
-            row = attacked(*mode, setup, time).with_context(|| format!("mode {}", mode.name))?;
-        }
-        let equal = if row.cpu > CLOSER { BUSY } else { BUSY_TENTH };
-        if let Some(busy) = rows.iter().find(|row| row.mode == equal && !mode.is_busy()) {
-            row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
-            row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
-        }
+        let row = match args.pairs {
+            Some(pairs) if !mode.is_busy() => paired(*mode, setup, *time, pairs)?,
+            _ => beside(attacked_until_valid(*mode, setup, *time)?, &rows),
+        };
         let text = row.text();
-        if json {
+        if *json {
             eprintln!("{text}")
         } else {
             println!("{text}")
         }
         rows.push(row);
     }
-    if json {
+    if *json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     }
     Ok(rows.iter().all(|row| row.failures.is_empty()))
 }
 
+/// The row with its ratios to the equally busy process of `rows`.
+fn beside(mut row: Row, rows: &[Row]) -> Row {
+    if let Some(busy) = rows.iter().find(|busy| busy.mode == row.equally_busy().name) {
+        row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
+        row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
+    }
+    row
+}
+
+/// Runs a mode several times, each time before the equally busy process. Returns the last row, with the medians of the ratios and the
+/// failures of all runs.
+fn paired(mode: Mode, setup: Setup, time: Duration, pairs: u32) -> Result<Row> {
+    let mut rows = Vec::new();
+    for _ in 0..pairs {
+        let mut row = attacked_until_valid(mode, setup, time)?;
+        let mut busy = attacked_until_valid(row.equally_busy(), setup, time)?;
+        let of_busy = std::mem::take(&mut busy.failures).into_iter();
+        row.failures.extend(of_busy.map(|failure| format!("{}: {failure}", busy.mode)));
+        rows.push(beside(row, &[busy]));
+    }
+    let ratio = |of: fn(&Row) -> Option<f64>| median(&rows.iter().filter_map(of).collect::<Vec<_>>());
+    let (packets, messages) = (ratio(|row| row.packet_ratio), ratio(|row| row.message_ratio));
+    let failures = rows.iter_mut().flat_map(|row| std::mem::take(&mut row.failures)).collect();
+    let last = rows.pop().context("at least one pair")?;
+    Ok(Row { packet_ratio: Some(packets), message_ratio: Some(messages), failures, ..last })
+}
+
+/// Runs one mode, again if a CPU stalled and a link lost packets meanwhile.
+fn attacked_until_valid(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
+    let run = || attacked(mode, setup, time).with_context(|| format!("mode {}", mode.name));
+    let mut row = run()?;
+    for _ in 1..RUNS {
+        // Captures lose nothing: the sender waits.
+        if row.failures.is_empty() || setup.driver == Driver::Pcap || !row.stalled() {
+            break;
+        }
+        eprintln!("{}: again, because a CPU stalled for {} us: {}", mode.name, row.stall_us, row.text());
+        row = run()?;
+    }
+    Ok(row)
+}
+
 impl Row {
+    /// The mode that does not attack and whose share of a CPU is closer to that of this one.
+    fn equally_busy(&self) -> Mode {
+        mode(if self.cpu > CLOSER { BUSY } else { BUSY_TENTH }, true)
+    }
+
     /// Returns true if a CPU stalled for so long that a link may lose packets without an attack.
     fn stalled(&self) -> bool {
         Duration::from_micros(self.stall_us) > canary::LONG
