@@ -39,8 +39,10 @@ pub enum NoPath {
     NoRoute,
     /// The frames have a VLAN tag, and the port routes.
     Tagged,
-    /// The port that receives the packets is not recorded, or is not an `af_packet` port.
+    /// The port that receives the packets is not recorded, or is not an `af_packet` or `af_xdp` port.
     Port,
+    /// A native XDP program cannot redirect to the egress interface.
+    Target,
     /// The interface is down, or does not exist.
     Down,
     /// The TCP connection is not established.
@@ -63,7 +65,10 @@ impl fmt::Display for NoPath {
             Self::Local => "its destination is the router or its own link",
             Self::NoRoute => "its next hop is not known",
             Self::Tagged => "its frames have a VLAN tag, and its port routes",
-            Self::Port => "only af_packet ports offload flows",
+            Self::Port => "only af_packet and af_xdp ports offload flows",
+            Self::Target => {
+                "the driver of its egress interface takes no frames from native XDP programs (a veth: its peer has neither GRO nor XDP)"
+            }
             Self::Down => "an interface is down",
             Self::NotEstablished => "its connection is not established",
             Self::NotMarked => "the rule of its state has no `offload`",

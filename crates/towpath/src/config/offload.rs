@@ -47,8 +47,9 @@ pub(super) fn take<S>(top: &Table<'_, '_>, ports: &mut [(S, Port)]) -> Option<Of
         any |= port.driver.set_flows(offload.flows());
     }
     if !any {
-        let names = driver::names().map(|(name, _)| name).filter(|name| *name == "af_packet");
-        let hint = format!("use {} ports, or remove the table", names.collect::<Vec<_>>().join(", "));
+        let names =
+            driver::names().map(|(name, _)| name).filter(|name| ["af_packet", "af_xdp"].contains(name));
+        let hint = format!("use {} ports, or remove the table", names.collect::<Vec<_>>().join(" or "));
         top.wrong(&table.span, "no port of this configuration can offload flows".to_owned(), hint);
     }
     table.finish();

@@ -15,9 +15,10 @@ use towpath_gate::state::{
     RecordedPort, RuleId, Segment,
 };
 use towpath_gate::{PortId, StateHit, Unseen, Walker};
-use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect};
+use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
+use super::interfaces::Interfaces;
 use super::reasons::{is_established, is_transient, may_change};
 use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
@@ -73,12 +74,9 @@ pub(super) struct Table {
     walker: Walker,
     journal: JournalReader,
     topology: Topology,
-    interfaces: Vec<Option<String>>,
+    interfaces: Interfaces,
     directory: Option<Arc<Directory>>,
     start: Instant,
-    links: Links,
-    /// By port.
-    known_links: Vec<Option<Link>>,
     entries: HashMap<FlowKey, Entry>,
     by_state: HashMap<StateKey, Vec<FlowKey>>,
     free: Vec<u32>,
@@ -106,13 +104,13 @@ impl Table {
         map: Arc<FlowMap>,
         config: config::Offload,
         parts: Parts,
-        links: Links,
+        interfaces: Interfaces,
         verdicts: VerdictReader,
     ) -> Self {
-        let Parts { walker, journal, topology, interfaces, directory, start } = parts;
+        let Parts { walker, journal, topology, directory, start, .. } = parts;
         let capacity = map.capacity();
         let now = Instant::now();
-        let mut table = Self {
+        Self {
             map,
             config,
             walker,
@@ -121,8 +119,6 @@ impl Table {
             interfaces,
             directory,
             start,
-            links,
-            known_links: Vec::new(),
             entries: HashMap::new(),
             by_state: HashMap::new(),
             free: (0..capacity).rev().collect(),
@@ -138,9 +134,7 @@ impl Table {
             ticked: now,
             active: now,
             stats: OffloadStats { capacity: capacity.into(), ..OffloadStats::default() },
-        };
-        table.read_links();
-        table
+        }
     }
 
     pub(super) fn stats(&self) -> OffloadStats {
@@ -157,7 +151,8 @@ impl Table {
     pub(super) fn step(&mut self, now: Instant) -> bool {
         self.map.beat();
         self.walker.catch_up();
-        if self.links.changed() && self.read_links() {
+        let tick = now.saturating_duration_since(self.ticked) >= TICK;
+        if self.interfaces.have_changed(tick) {
             self.map.set_epoch(|epoch| {
                 let links = ((epoch >> LINKS) as u16).wrapping_add(1);
                 epoch & !LINK_BITS | u64::from(links) << LINKS
@@ -169,7 +164,7 @@ impl Table {
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
         busy |= self.sweep(now);
-        if now.saturating_duration_since(self.ticked) >= TICK {
+        if tick {
             self.ticked = now;
             self.drain();
             self.confirm_neighbors();
@@ -220,18 +215,6 @@ impl Table {
             }
         }
         true
-    }
-
-    /// Reads the properties of the interfaces. Returns true if one has changed.
-    fn read_links(&mut self) -> bool {
-        let links: Vec<_> = self
-            .interfaces
-            .iter()
-            .map(|name| name.as_deref().and_then(|name| self.links.get(name)))
-            .collect();
-        let changed = links != self.known_links;
-        self.known_links = links;
-        changed
     }
 
     fn read_journal(&mut self, now: Instant) -> bool {
@@ -452,11 +435,7 @@ impl Table {
         }
         let (interface, vlan) = self.topology.interface_of(arrival).ok_or(NoPath::Port)?;
         let (out, _) = self.topology.interface_of(path.egress).ok_or(NoPath::Port)?;
-        let link = |at: usize| match self.interfaces.get(at) {
-            Some(Some(_)) => self.known_links.get(at).copied().flatten().ok_or(NoPath::Down),
-            _ => Err(NoPath::Port),
-        };
-        let (from, to) = (link(interface)?, link(out)?);
+        let (from, to, one_buffer) = self.interfaces.pair(interface, out)?;
         let mut neighbor = None;
         let route = match path.next_hop {
             None => None,
@@ -471,7 +450,8 @@ impl Table {
                     }
                     NextHop::None => None,
                 };
-                Some((mac.ok_or(NoPath::NoRoute)?, to.address.ok_or(NoPath::NoRoute)?))
+                let address = |link: Link| link.address.ok_or(NoPath::NoRoute);
+                Some(Route { to: mac.ok_or(NoPath::NoRoute)?, from: address(to)?, own: address(from)? })
             }
         };
         let (src, dst) = flow.ends.addresses();
@@ -486,7 +466,8 @@ impl Table {
         };
         // A bridge forwards all tags alike if none has a port of its own.
         let any_vlan = route.is_none() && !self.topology.has_vlans(interface);
-        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, route }, neighbor))
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, one_buffer, route };
+        Ok((key, path, redirect, neighbor))
     }
 
     fn insert(
@@ -657,7 +638,8 @@ impl Table {
         let mut known: HashMap<(u16, IpAddr), Option<[u8; 6]>> = HashMap::new();
         let mut moved = Vec::new();
         for (key, entry) in &self.entries {
-            let (Some((port, address)), Some((mac, _))) = (entry.neighbor, entry.redirect.route) else {
+            let (Some((port, address)), Some(Route { to: mac, .. })) = (entry.neighbor, entry.redirect.route)
+            else {
                 continue;
             };
             let found = *known
