@@ -11,9 +11,10 @@
 //! Bounds: `ROOM` announcements. Without room, a verdict that passes is announced by a later packet. If another verdict finds no room, the
 //! reader forgets all verdicts ([`VerdictReader::take_gap`]), and they are announced again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 use towpath_gate::PortId;
 use towpath_gate::state::Flow;
@@ -185,6 +186,8 @@ struct Shared {
     round: AtomicU64,
     gap: AtomicBool,
     refused: AtomicU64,
+    /// The thread of the reader, which an announcement wakes.
+    thread: OnceLock<Thread>,
 }
 
 /// Announces the verdicts of an engine thread. Each thread has a clone.
@@ -238,6 +241,10 @@ impl Origin<'_> {
         let announced = Announced { queue, flow: *flow, arrival, verdict: Arc::clone(&own.0) };
         let sent = feed.sender.try_send(announced).is_ok();
         feed.shared.refused.fetch_add(u64::from(!sent), Ordering::Relaxed);
+        // A system call if the thread sleeps; then it has read all earlier announcements.
+        if let Some(thread) = feed.shared.thread.get() {
+            thread.unpark();
+        }
         sent
     }
 }
@@ -246,10 +253,19 @@ impl VerdictFeed {
     /// A feed of verdicts that end entries of `entries`, and its reader.
     pub fn new(entries: Arc<dyn Entries>) -> (Self, VerdictReader) {
         let (sender, receiver) = sync_channel(ROOM);
-        let shared =
-            Shared { round: AtomicU64::new(1), gap: AtomicBool::new(false), refused: AtomicU64::new(0) };
+        let shared = Shared {
+            round: AtomicU64::new(1),
+            gap: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            thread: OnceLock::new(),
+        };
         let shared = Arc::new(shared);
         (Self { sender, shared: Arc::clone(&shared), entries }, VerdictReader { receiver, shared })
+    }
+
+    /// Announcements wake this thread from now on ([`std::thread::park`]). Only the first call has an effect.
+    pub fn wake(&self, thread: Thread) {
+        let _ = self.shared.thread.set(thread);
     }
 
     fn share(&self, verdict: &FlowVerdict, now: Time) -> OwnVerdict {

@@ -24,6 +24,8 @@ pub(crate) enum Driver {
     /// As `AfPacketFlows`, with room for a million flows.
     AfPacketManyFlows,
     AfXdp,
+    /// The kernel forwards the packets of all flows that have a state.
+    AfXdpFlows,
     Tun,
     TunOffload,
     Nfqueue,
@@ -44,10 +46,14 @@ pub(crate) enum Dut {
     Bridge,
     /// A tc program of one instruction redirects all packets of each interface to the other one.
     Redirect,
+    /// An XDP program redirects the packets of [`REDIRECTED`] flows of the first interface, after the lookup of flow offload.
+    RedirectXdp,
     /// XDP_DROP at the interface to the near end.
     Drop,
 }
 
+/// Flows that [`Dut::RedirectXdp`] redirects.
+pub(crate) const REDIRECTED: u32 = 1000;
 /// Limit on states.
 const STATES: u32 = 1_000_000;
 /// Maximum startup time of Towpath.
@@ -59,7 +65,7 @@ impl Driver {
             Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows => {
                 "af_packet"
             }
-            Self::AfXdp => "af_xdp",
+            Self::AfXdp | Self::AfXdpFlows => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
         }
@@ -78,7 +84,8 @@ impl Driver {
             | Self::AfPacketOffload
             | Self::AfPacketFlows
             | Self::AfPacketManyFlows
-            | Self::AfXdp => Wiring::Bridge,
+            | Self::AfXdp
+            | Self::AfXdpFlows => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -97,6 +104,11 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// The process id of Towpath.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.sides.first().map(Side::pid)
+    }
+
     /// The engine's control socket.
     pub(crate) fn control(&self) -> Option<PathBuf> {
         self.files.as_ref().map(|files| files.path().join("ctl.sock"))
@@ -108,7 +120,7 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
-            Self::Bridge | Self::Redirect | Self::Drop => Wiring::Bridge,
+            Self::Bridge | Self::Redirect | Self::RedirectXdp | Self::Drop => Wiring::Bridge,
         }
     }
 
@@ -168,6 +180,10 @@ impl Dut {
                 for (from, to) in [(DUT[0], DUT[1]), (DUT[1], DUT[0])] {
                     topology.dut.redirect(from, to)?;
                 }
+                Ok(Work { sides: Vec::new(), files: None })
+            }
+            Self::RedirectXdp => {
+                topology.dut.redirect_flows(DUT[0], DUT[1], REDIRECTED)?;
                 Ok(Work { sides: Vec::new(), files: None })
             }
             Self::Drop => {
@@ -262,7 +278,7 @@ fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> Str
         }
     }
     match driver {
-        Driver::AfPacketFlows => text += "[offload]\nrules = \"all\"\n",
+        Driver::AfPacketFlows | Driver::AfXdpFlows => text += "[offload]\nrules = \"all\"\n",
         Driver::AfPacketManyFlows => text += "[offload]\nrules = \"all\"\nentries = 2097152\n",
         _ => {}
     }
