@@ -2,7 +2,8 @@
 //!
 //! An engine thread announces a verdict to the thread that decides which flows the kernel forwards. A verdict that passes is announced
 //! for each direction, by a packet of this direction that it passed while no packet of the flow was waiting: earlier packets of the flow
-//! have left. Any other verdict is announced at once.
+//! have left. Any other verdict is announced at once; if the kernel drops packets by verdicts, one that drops is then announced for each
+//! direction, too.
 //!
 //! Each side has a reference to the [`SharedVerdict`]. The reader stores the slots of the flow's entries there, and the time of the
 //! last packet that the kernel forwarded. The engine thread ends the entries with one store to each slot when it removes the verdict: for
@@ -45,6 +46,7 @@ impl Entries for FlowMap {
 #[derive(Debug)]
 pub struct SharedVerdict {
     passes: bool,
+    drops: bool,
     mark: (u32, u32),
     ended: AtomicBool,
     /// The time of the last packet, in nanoseconds.
@@ -60,6 +62,7 @@ impl SharedVerdict {
     fn new(verdict: &FlowVerdict, seen: Time, entries: Arc<dyn Entries>) -> Self {
         Self {
             passes: matches!(verdict.verdict, Verdict::Pass),
+            drops: matches!(verdict.verdict, Verdict::Drop),
             mark: verdict.mark,
             ended: AtomicBool::new(false),
             seen: AtomicU64::new(seen.as_nanos()),
@@ -72,6 +75,11 @@ impl SharedVerdict {
     /// Returns true if packets of the flow pass.
     pub fn passes(&self) -> bool {
         self.passes
+    }
+
+    /// Returns true if packets of the flow are dropped without an answer.
+    pub fn drops(&self) -> bool {
+        self.drops
     }
 
     /// The new bits of the mark, and which bits change.
@@ -196,6 +204,8 @@ pub struct VerdictFeed {
     sender: SyncSender<Announced>,
     shared: Arc<Shared>,
     entries: Arc<dyn Entries>,
+    /// The kernel drops packets by verdicts: each direction is announced.
+    drops: bool,
 }
 
 /// Where a packet came from, for an announcement.
@@ -207,7 +217,7 @@ pub(crate) struct Origin<'f> {
 }
 
 impl Origin<'_> {
-    /// Announces a verdict that has passed a packet of `flow`. `forward`: in the direction of the verdict's key.
+    /// Announces a verdict that has passed or dropped a packet of `flow`. `forward`: in the direction of the verdict's key.
     pub(crate) fn announce(
         &self,
         own: &mut Option<OwnVerdict>,
@@ -218,7 +228,12 @@ impl Origin<'_> {
         let Self { feed, .. } = *self;
         let round = feed.shared.round.load(Ordering::Relaxed);
         let told = |own: &OwnVerdict| own.0.announced[usize::from(forward)].load(Ordering::Relaxed) == round;
-        if verdict.verdict != Verdict::Pass || own.as_ref().is_some_and(told) {
+        let is_offered = match verdict.verdict {
+            Verdict::Pass => true,
+            Verdict::Drop => feed.drops,
+            _ => false,
+        };
+        if !is_offered || own.as_ref().is_some_and(told) {
             return;
         }
         let own = own.get_or_insert_with(|| feed.share(verdict, now));
@@ -260,7 +275,14 @@ impl VerdictFeed {
             thread: OnceLock::new(),
         };
         let shared = Arc::new(shared);
-        (Self { sender, shared: Arc::clone(&shared), entries }, VerdictReader { receiver, shared })
+        let feed = Self { sender, shared: Arc::clone(&shared), entries, drops: false };
+        (feed, VerdictReader { receiver, shared })
+    }
+
+    /// Verdicts that drop packets are announced for each direction, too.
+    #[must_use]
+    pub fn with_drops(self, drops: bool) -> Self {
+        Self { drops, ..self }
     }
 
     /// Announcements wake this thread from now on ([`std::thread::park`]). Only the first call has an effect.

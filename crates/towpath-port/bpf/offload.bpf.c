@@ -16,6 +16,7 @@
 /* linux/if_packet.h, linux/pkt_cls.h */
 #define PACKET_HOST 0
 #define NEXT (-1)
+#define SHOT 2
 
 static long (*bpf_skb_load_bytes)(const void *skb, __u32 offset, void *to, __u32 len) = (void *)BPF_FUNC_skb_load_bytes;
 static long (*bpf_skb_store_bytes)(void *skb, __u32 offset, const void *from, __u32 len, __u64 flags) =
@@ -65,7 +66,7 @@ static __always_inline int is_foreign(struct __sk_buff *skb, struct slot *slot)
 	return skb->pkt_type != PACKET_HOST;
 }
 
-/* Leaves the decision on a frame. Returns true if it is redirected. `now` is that of `decide`. */
+/* Leaves the decision on a frame. Returns true if it is redirected or dropped. `now` is that of `decide`. */
 static __always_inline int prepare(struct __sk_buff *skb, struct decision *to, __u64 now)
 {
 	struct packet packet = {};
@@ -89,7 +90,7 @@ static __always_inline int prepare(struct __sk_buff *skb, struct decision *to, _
 	return 1;
 }
 
-/* The filter of the engine's packet sockets: 0 bytes of a frame that is redirected, otherwise all. */
+/* The filter of the engine's packet sockets: 0 bytes of a frame that is redirected or dropped, otherwise all. */
 SEC("socket")
 int flow_filter(struct __sk_buff *skb)
 {
@@ -127,6 +128,10 @@ int flow_redirect(struct __sk_buff *skb)
 	struct slot *slot = bpf_map_lookup_elem(&slots, &at);
 	if (!slot)
 		return NEXT;
+	if (slot->flags & DROP) {
+		count_hit(slot, decision->bytes, decision->ack, DROPPED);
+		return SHOT;
+	}
 	if (slot->flags & ROUTE) {
 		__u32 ttl_at = decision->ttl_at;
 		__u16 word;
@@ -143,7 +148,7 @@ int flow_redirect(struct __sk_buff *skb)
 		}
 		bpf_skb_store_bytes(skb, 0, slot->macs, sizeof(slot->macs), 0);
 	}
-	count_hit(slot, decision->bytes, decision->ack);
+	count_hit(slot, decision->bytes, decision->ack, HIT);
 	return bpf_redirect(slot->ifindex, 0);
 }
 

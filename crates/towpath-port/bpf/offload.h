@@ -74,6 +74,8 @@ struct slot {
 #define ANY_VLAN 2
 /* The egress cannot take frames of several buffers from a native XDP program. */
 #define ONE_BUFFER 4
+/* Packets are dropped. */
+#define DROP 8
 
 /* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
 #define SILENCE 100000000ULL
@@ -81,7 +83,7 @@ struct slot {
 #define AFTER_RST 1000000000ULL
 
 /* The indices of `stats`, in the order of `Reason` of src/offload/mod.rs. */
-enum { HIT, HIT_BYTES, NO_ENTRY, STALE, CONTROL, NOT_PLAIN, TTL, MTU, OTHER_HOST, PARTIAL, STATS };
+enum { HIT, HIT_BYTES, NO_ENTRY, STALE, CONTROL, NOT_PLAIN, TTL, MTU, OTHER_HOST, PARTIAL, DROPPED, DROPPED_BYTES, STATS };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -243,7 +245,7 @@ not_plain:
 }
 
 /*
- * Decides on a packet, of which `longest` bytes leave in one piece. Returns its slot, whose number is in `at`, if it is redirected.
+ * Decides on a packet, of which `longest` bytes leave in one piece. Returns its slot, whose number is in `at`, if it is redirected or dropped.
  * Without an engine (`now` is the time, otherwise 0), the entries have a deadline, and a connection may end.
  */
 static __always_inline struct slot *decide(CONTEXT *context, struct packet *packet, __u32 longest, __u64 now, __u32 *at)
@@ -292,32 +294,32 @@ static __always_inline struct slot *decide(CONTEXT *context, struct packet *pack
 		count(CONTROL, 1);
 		return 0;
 	}
+	if (slot->flags & ROUTE && is_foreign(context, slot)) {
+		count(OTHER_HOST, 1);
+		return 0;
+	}
+	if (slot->flags & DROP)
+		return slot;
 	if (longest > slot->mtu) {
 		count(MTU, 1);
 		return 0;
 	}
-	if (slot->flags & ROUTE) {
-		if (packet->ttl <= 1) {
-			count(TTL, 1);
-			return 0;
-		}
-		if (is_foreign(context, slot)) {
-			count(OTHER_HOST, 1);
-			return 0;
-		}
+	if (slot->flags & ROUTE && packet->ttl <= 1) {
+		count(TTL, 1);
+		return 0;
 	}
 	return slot;
 }
 
-/* Counts a packet that is redirected. `ack` is 0 if it is not of TCP. */
-static __always_inline void count_hit(struct slot *slot, __u32 bytes, __u32 ack)
+/* Counts a packet that is redirected (`reason` is HIT) or dropped (DROPPED). `ack` is 0 if it is not of TCP. */
+static __always_inline void count_hit(struct slot *slot, __u32 bytes, __u32 ack, __u32 reason)
 {
 	__sync_fetch_and_add(&slot->packets, 1);
 	__sync_fetch_and_add(&slot->bytes, bytes);
 	if (ack)
 		slot->ack = ack;
-	count(HIT, 1);
-	count(HIT_BYTES, bytes);
+	count(reason, 1);
+	count(reason + 1, bytes);
 }
 
 /* The time, if the engine has ended; otherwise 0. */

@@ -142,6 +142,10 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 	struct slot *slot = decide(context, &packet, len - at, now, &number);
 	if (!slot)
 		goto miss;
+	if (slot->flags & DROP) {
+		count_hit(slot, packet.length, packet.ack, DROPPED);
+		return XDP_DROP;
+	}
 	if (is_partial(&packet)) {
 		count(PARTIAL, 1);
 		goto miss;
@@ -155,7 +159,7 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 		goto miss;
 	if (slot->flags & ROUTE && !route(context, slot, &packet, at))
 		goto miss;
-	count_hit(slot, packet.length, packet.ack);
+	count_hit(slot, packet.length, packet.ack, HIT);
 	return XDP_REDIRECT;
 miss:
 	return bpf_redirect_map(&sockets, queue, miss);

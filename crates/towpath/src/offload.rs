@@ -21,6 +21,7 @@
 //! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
 mod interfaces;
+mod keys;
 mod reasons;
 mod table;
 mod verdicts;
@@ -145,6 +146,7 @@ impl Offload {
     pub fn new(map: FlowMap, config: &config::Offload, mut parts: Parts) -> io::Result<Arc<Self>> {
         let map = Arc::new(map);
         let (feed, verdicts) = VerdictFeed::new(Arc::clone(&map) as Arc<_>);
+        let feed = feed.with_drops(config.deny);
         let interfaces = Interfaces::new(std::mem::take(&mut parts.interfaces))?;
         let table = Table::new(Arc::clone(&map), *config, parts, interfaces, verdicts);
         Ok(Arc::new(Self { map, pauses: AtomicU32::new(0), table: Mutex::new(table), feed }))

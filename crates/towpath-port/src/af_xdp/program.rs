@@ -48,10 +48,10 @@ pub(super) struct Program {
     map: WordMap,
     /// Closing it detaches the program, unless it is pinned.
     link: OwnedFd,
-    /// The program for flows, and whether another process uses the link.
-    flows: Option<(OwnedFd, AtomicBool)>,
-    /// The link stays after the port (fail closed).
-    closed: bool,
+    /// The program for flows.
+    flows: Option<OwnedFd>,
+    /// A pinned link would stay: the program is detached. Not one that another process has attached, or uses now: it may continue.
+    ends: AtomicBool,
 }
 
 /// Parameters of the attachment.
@@ -107,7 +107,7 @@ impl Program {
         let (frags, closed) = (config.multi_buffer, config.after != After::Pass);
         let Some(flows) = config.flows else {
             let [map, link] = opener.open_all(&Object::XdpProgram { frags })?;
-            return Ok(Self { map: WordMap::of(map)?, link, flows: None, closed });
+            return Ok(Self { map: WordMap::of(map)?, link, flows: None, ends: AtomicBool::new(false) });
         };
         let object = Object::XdpFlowProgram { engine: std::process::id(), frags, attach: true };
         let mut descriptors = opener.open(&object)?.into_iter();
@@ -119,7 +119,7 @@ impl Program {
                 config.interface
             );
         }
-        Ok(Self { map: WordMap::of(map)?, link, flows: Some((program, AtomicBool::new(false))), closed })
+        Ok(Self { map: WordMap::of(map)?, link, flows: Some(program), ends: AtomicBool::new(!closed) })
     }
 
     /// Takes over a program that another process attached, by its map and its link. With offload, it gets a program of its own, with a map
@@ -129,30 +129,27 @@ impl Program {
     ///
     /// Fails if the first descriptor is not a map of 32-bit keys and values, and if the opener does.
     pub(super) fn adopt([map, link]: [OwnedFd; 2], config: &Config, opener: &Opener) -> io::Result<Self> {
-        let (frags, closed) = (config.multi_buffer, config.after != After::Pass);
+        let ends = AtomicBool::new(false);
         if config.flows.is_none() {
-            return Ok(Self { map: WordMap::of(map)?, link, flows: None, closed });
+            return Ok(Self { map: WordMap::of(map)?, link, flows: None, ends });
         }
-        let object = Object::XdpFlowProgram { engine: std::process::id(), frags, attach: false };
-        let [map, program] = opener.open_all(&object)?;
-        Ok(Self { map: WordMap::of(map)?, link, flows: Some((program, AtomicBool::new(true))), closed })
+        let (engine, frags) = (std::process::id(), config.multi_buffer);
+        let [map, program] = opener.open_all(&Object::XdpFlowProgram { engine, frags, attach: false })?;
+        Ok(Self { map: WordMap::of(map)?, link, flows: Some(program), ends })
     }
 
     /// The program of this process decides on the frames from now on. All its sockets are in its map.
     pub(super) fn resume(&self) -> io::Result<()> {
-        let Some((program, elsewhere)) = &self.flows else { return Ok(()) };
-        sys::bpf_relink(self.link.as_fd(), program.as_fd())?;
-        // Relaxed: this thread and that which drops the last socket, after it.
-        elsewhere.store(false, Ordering::Relaxed);
-        Ok(())
+        match &self.flows {
+            Some(program) => sys::bpf_relink(self.link.as_fd(), program.as_fd()),
+            None => Ok(()),
+        }
     }
 
-    /// Copies of its map and its link, for another process, with which the link stays.
+    /// Copies of its map and its link, for another process, which may continue the program.
     pub(super) fn descriptors(&self) -> io::Result<[OwnedFd; 2]> {
-        if let Some((_, elsewhere)) = &self.flows {
-            // Relaxed: as in `resume`.
-            elsewhere.store(true, Ordering::Relaxed);
-        }
+        // Relaxed: the last socket is dropped after this.
+        self.ends.store(false, Ordering::Relaxed);
         Ok([self.map.as_fd().try_clone_to_owned()?, self.link.try_clone()?])
     }
 
@@ -172,11 +169,10 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Relaxed: as in `resume`.
-        let is_elsewhere = self.flows.as_ref().is_none_or(|(_, elsewhere)| elsewhere.load(Ordering::Relaxed));
-        if !is_elsewhere {
-            // A pinned link would stay. The file has no effect afterwards; the next engine removes it.
-            self.detach(self.closed);
+        // Relaxed: as in `descriptors`.
+        if self.ends.load(Ordering::Relaxed) {
+            // The file of a pinned link has no effect afterwards; the next engine removes it.
+            self.detach(false);
         }
     }
 }

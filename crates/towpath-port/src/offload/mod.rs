@@ -53,12 +53,13 @@ const PACKETS: usize = 8;
 const BYTES: usize = 9;
 const ACK: usize = 10;
 const RST: usize = 11;
-/// `ROUTE`, `ANY_VLAN` and `ONE_BUFFER` of the C source.
+/// `ROUTE`, `ANY_VLAN`, `ONE_BUFFER` and `DROP` of the C source.
 const ROUTE: u32 = 1;
 const ANY_VLAN: u32 = 2;
 const ONE_BUFFER: u32 = 4;
+const DROP: u32 = 8;
 /// Entries of `stats`.
-const STATS: u32 = 10;
+const STATS: u32 = 12;
 /// Most entries.
 pub const ENTRIES_MAX: u32 = 4 << 20;
 
@@ -120,7 +121,7 @@ impl FlowKey {
 }
 
 /// What the kernel does with the frames of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Index of the egress interface.
     pub ifindex: u32,
@@ -130,6 +131,8 @@ pub struct Redirect {
     pub any_vlan: bool,
     /// The interface takes no frames of several buffers from native XDP programs.
     pub one_buffer: bool,
+    /// The frames are dropped. The interface and its MTU do not count.
+    pub drop: bool,
     /// Of a routed packet. Its hop limit is decremented.
     pub route: Option<Route>,
 }
@@ -167,6 +170,10 @@ metrics! {
         pub forwarded_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub forwarded_bytes: counter bytes,
+        /// Frames of blocked flows that the kernel dropped.
+        pub dropped_packets: counter packets,
+        /// Bytes of the IP packets in these frames.
+        pub dropped_bytes: counter bytes,
         /// Frames of flows without an entry.
         pub no_entry: counter packets as "missed": "Frames that took the path through the engine, by reason." (reason = "no_entry"),
         /// Frames of an entry that a change has ended.
@@ -337,6 +344,8 @@ impl FlowMap {
             mtu,
             other_host,
             partial,
+            dropped_packets,
+            dropped_bytes,
         ] = sums;
         Ok(PathStats {
             forwarded_packets,
@@ -349,6 +358,8 @@ impl FlowMap {
             mtu,
             other_host,
             partial,
+            dropped_packets,
+            dropped_bytes,
         })
     }
 
@@ -358,9 +369,11 @@ impl FlowMap {
 }
 
 /// The words that a redirect sets, with their positions.
-fn redirect_words(Redirect { ifindex, mtu, any_vlan, one_buffer, route }: Redirect) -> [(usize, u64); 4] {
+fn redirect_words(
+    Redirect { ifindex, mtu, any_vlan, one_buffer, drop, route }: Redirect,
+) -> [(usize, u64); 4] {
     let Route { to, from, own } = route.unwrap_or_default();
-    let flags = [(route.is_some(), ROUTE), (any_vlan, ANY_VLAN), (one_buffer, ONE_BUFFER)];
+    let flags = [(route.is_some(), ROUTE), (any_vlan, ANY_VLAN), (one_buffer, ONE_BUFFER), (drop, DROP)];
     let flags: u32 = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
     let mut bytes = [0; 24];
     bytes[..4].copy_from_slice(&flags.to_ne_bytes());

@@ -101,8 +101,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
             let sent = senders[usize::from(port) - 7].send_to(b"12345678", ("10.0.0.2", port));
             assert_eq!(sent.unwrap(), 8);
         };
-        let redirect =
-            Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, one_buffer: false, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, ..Redirect::default() };
         map.write(3, redirect, 7);
         let (written, result) = map.insert(&[(key(from.ifindex, 7), 3)]);
         assert!(result.is_ok() && written == 1);
@@ -153,8 +152,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
 fn a_full_map_refuses_entries() {
     within(|| {
         let World { map, links: [from, to], .. } = world();
-        let redirect =
-            Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, one_buffer: false, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, ..Redirect::default() };
         let entries: Vec<_> =
             (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
         (0..ENTRIES).for_each(|slot| map.write(slot, redirect, 7));

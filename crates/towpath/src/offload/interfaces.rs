@@ -52,16 +52,18 @@ impl Interfaces {
         changed
     }
 
+    /// The link of a port that packets arrive on.
+    pub(super) fn link(&self, port: usize) -> Result<Link, NoPath> {
+        match self.ports.get(port) {
+            Some(Some(_)) => self.known.get(port).copied().flatten().ok_or(NoPath::Down),
+            _ => Err(NoPath::Port),
+        }
+    }
+
     /// The links of two ports: packets of `from` leave by `to`. Then whether `to` takes frames of one buffer only.
     pub(super) fn pair(&self, from: usize, to: usize) -> Result<(Link, Link, bool), NoPath> {
-        let link = |at: usize| match self.ports.get(at) {
-            Some(Some(interface)) => {
-                let link = self.known.get(at).copied().flatten().ok_or(NoPath::Down)?;
-                Ok((link, interface.native))
-            }
-            _ => Err(NoPath::Port),
-        };
-        let ((from, native), (to, _)) = (link(from)?, link(to)?);
+        let native = self.ports.get(from).is_some_and(|it| it.as_ref().is_some_and(|it| it.native));
+        let (from, to) = (self.link(from)?, self.link(to)?);
         let takes = to.xdp.unwrap_or_default();
         if native && !takes.target {
             return Err(NoPath::Target);

@@ -11,14 +11,15 @@ use towpath_engine::router::{Directory, NextHop};
 use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
-    Cursor, Direction, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin,
-    RecordedPort, RuleId, Segment,
+    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin, RecordedPort,
+    RuleId, Segment,
 };
-use towpath_gate::{PortId, StateHit, Unseen, Walker};
+use towpath_gate::{FlowDecision, PortId, StateHit, Unseen, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
 use super::interfaces::Interfaces;
+use super::keys::{StateKey, flow_key, state_keys};
 use super::reasons::{is_established, is_transient, may_change};
 use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
@@ -32,9 +33,6 @@ const DUMPED: usize = 1024;
 const LOOKED: usize = 4 * EXAMINED;
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
-
-/// A state: its flow in the direction of its first packet, and its name.
-type StateKey = (Flow, Name);
 
 /// An entry of the map.
 #[derive(Debug)]
@@ -206,7 +204,7 @@ impl Table {
         self.verdicts.forget_after_gap();
         for _ in 0..EXAMINED {
             let Some(announced) = self.verdicts.read() else { return false };
-            if announced.verdict.passes() {
+            if announced.verdict.passes() || self.config.deny && announced.verdict.drops() {
                 let at = self.now();
                 let offered = self.offer_direction(None, &announced.flow, announced.arrival, at);
                 if offered.is_err_and(is_transient) {
@@ -381,7 +379,7 @@ impl Table {
         };
         let forward = self.offer_direction(Some(state), &flow, arrival, at);
         let mut later = forward.is_err_and(is_transient);
-        let egress = forward.ok().or(bridged);
+        let egress = forward.ok().flatten().or(bridged);
         // Replies arrive by the port that the packets leave by, with the same tag.
         let vlan = self.topology.interface_of(arrival).and_then(|(_, vlan)| vlan);
         let out = egress.and_then(|egress| self.topology.interface_of(egress));
@@ -391,18 +389,18 @@ impl Table {
         later
     }
 
-    /// Returns the egress port if there is an entry now.
+    /// Returns the egress port if there is an entry now, unless it drops packets.
     fn offer_direction(
         &mut self,
         state: Option<&StateKey>,
         flow: &Flow,
         arrival: PortId,
         at: Time,
-    ) -> Result<PortId, NoPath> {
+    ) -> Result<Option<PortId>, NoPath> {
         let (key, path, redirect, neighbor) = self
             .prepare(flow, arrival, at)
             .inspect_err(|reason| self.stats.not_offloaded += u64::from(!may_change(*reason)))?;
-        let egress = path.egress;
+        let egress = (!path.walk.blocked).then_some(path.egress);
         if !self.entries.contains_key(&key) {
             self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
         }
@@ -422,18 +420,27 @@ impl Table {
         now: Time,
     ) -> Result<(FlowKey, FlowPath, Redirect, Option<(u16, IpAddr)>), NoPath> {
         let verdicts = &self.verdicts;
-        let passes = |queue, flow: &Flow| verdicts.passing(queue, flow, now).map(|verdict| verdict.mark());
-        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now, &passes)?;
+        let decisions = |queue, flow: &Flow| {
+            let verdict = verdicts.deciding(queue, flow, now)?;
+            let (mark, mask) = verdict.mark();
+            let pass = verdict.passes().then_some(FlowDecision::Pass(mark, mask));
+            pass.or_else(|| self.config.deny.then_some(FlowDecision::Drop))
+        };
+        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now, &decisions)?;
         if !(self.config.all || path.walk.marked || !path.walk.verdicts.is_empty()) {
             return Err(NoPath::NotMarked);
         }
-        for hit in &path.walk.states {
+        for hit in path.walk.states.iter().filter(|_| !path.walk.blocked) {
             let state = self.walker.states_mut().listed(&hit.flow, Lookup::Named(hit.name), now);
             if !state.is_some_and(|state| is_established(&state)) {
                 return Err(NoPath::NotEstablished);
             }
         }
         let (interface, vlan) = self.topology.interface_of(arrival).ok_or(NoPath::Port)?;
+        if path.walk.blocked {
+            let (key, redirect) = self.blocked(flow, (arrival, interface, vlan))?;
+            return Ok((key, path, redirect, None));
+        }
         let (out, _) = self.topology.interface_of(path.egress).ok_or(NoPath::Port)?;
         let (from, to, one_buffer) = self.interfaces.pair(interface, out)?;
         let mut neighbor = None;
@@ -454,20 +461,29 @@ impl Table {
                 Some(Route { to: mac.ok_or(NoPath::NoRoute)?, from: address(to)?, own: address(from)? })
             }
         };
-        let (src, dst) = flow.ends.addresses();
-        let key = FlowKey {
-            src,
-            dst,
-            ifindex: from.ifindex,
-            src_port: flow.src_port,
-            dst_port: flow.dst_port,
-            vlan,
-            proto: flow.proto,
-        };
+        let key = flow_key(flow, from.ifindex, vlan);
         // A bridge forwards all tags alike if none has a port of its own.
         let any_vlan = route.is_none() && !self.topology.has_vlans(interface);
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, one_buffer, route };
-        Ok((key, path, redirect, neighbor))
+        let (ifindex, mtu) = (to.ifindex, to.mtu);
+        Ok((key, path, Redirect { ifindex, mtu, any_vlan, one_buffer, drop: false, route }, neighbor))
+    }
+
+    /// The entry of a flow whose packets are dropped.
+    fn blocked(
+        &self,
+        flow: &Flow,
+        (arrival, interface, vlan): (PortId, usize, Option<u16>),
+    ) -> Result<(FlowKey, Redirect), NoPath> {
+        let from = self.interfaces.link(interface)?;
+        // A router drops only what it receives.
+        let routes = !matches!(self.topology.mode(arrival), Some(ForwardMode::Bridge { .. }));
+        let route = match routes {
+            true => Some(Route { own: from.address.ok_or(NoPath::NoRoute)?, ..Route::default() }),
+            false => None,
+        };
+        let any_vlan = !routes && !self.topology.has_vlans(interface);
+        let redirect = Redirect { drop: true, any_vlan, route, ..Redirect::default() };
+        Ok((flow_key(flow, from.ifindex, vlan), redirect))
     }
 
     fn insert(
@@ -514,7 +530,7 @@ impl Table {
         self.entries.insert(key, entry);
         if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
             self.remove(&key, Instant::now());
-        } else if self.config.outlive {
+        } else if self.config.outlive && !redirect.drop {
             let at = self.now();
             self.outlive(&key, at);
         }
@@ -587,7 +603,7 @@ impl Table {
         let Some(entry) = self.entries.get_mut(key) else { return true };
         let before = entry.seen.packets;
         let live = settle(&self.map, &mut self.walker, entry, at);
-        if self.config.outlive && entry.seen.packets != before {
+        if self.config.outlive && !entry.redirect.drop && entry.seen.packets != before {
             self.outlive(key, at);
         }
         live
@@ -604,7 +620,7 @@ impl Table {
         let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
         let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
         for key in both.into_iter().flatten().chain([key]) {
-            if let Some(entry) = self.entries.get(key) {
+            if let Some(entry) = self.entries.get(key).filter(|entry| !entry.redirect.drop) {
                 self.map.outlive(entry.slot, lifetime);
             }
         }
@@ -667,16 +683,4 @@ fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bo
         entry.verdicts.iter().for_each(|verdict| verdict.saw(at));
     }
     live && counts.in_use && entry.verdicts.iter().all(|verdict| verdict.applies(at))
-}
-
-/// The states that an entry depends on: that for which it was written, and those of its lookups.
-fn state_keys(state: Option<&StateKey>, hits: &[StateHit]) -> Vec<StateKey> {
-    let mut keys: Vec<_> = state.copied().into_iter().collect();
-    for hit in hits {
-        let flow = if hit.direction == Direction::Reverse { hit.flow.reversed() } else { hit.flow };
-        if !keys.contains(&(flow, hit.name)) {
-            keys.push((flow, hit.name));
-        }
-    }
-    keys
 }

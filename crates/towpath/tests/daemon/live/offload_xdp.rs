@@ -4,7 +4,7 @@ use towpath_port::netns::{until, within};
 
 use super::machines::*;
 use super::offload::{self as same, Flow, entries, offload, offload_machines};
-use super::{offload_fail, offload_vlan};
+use super::{offload_fail, offload_verdicts, offload_vlan};
 
 /// A bridge of `af_xdp` ports in generic mode.
 fn generic() -> String {
@@ -74,6 +74,12 @@ fn routed_flows_are_rewritten_on_xdp() {
 #[test]
 fn flows_are_offloaded_after_an_upgrade_on_xdp() {
     same::upgrades(&generic());
+}
+
+#[towpath_testenv::needs(netns, xdp, "ethtool")]
+#[test]
+fn a_blocked_flow_is_dropped_by_the_xdp_program() {
+    offload_verdicts::blocked_by_the_kernel(&generic());
 }
 
 #[towpath_testenv::needs(netns, xdp, bpffs, "ethtool")]
