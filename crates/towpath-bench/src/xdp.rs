@@ -97,14 +97,15 @@ pub(crate) fn redirect_to(from: &str, to: &str) -> Result<OwnedFd> {
     attach((BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_INGRESS), from, &program, 0, 0)
 }
 
-/// Entries of the map of [`redirect_flows`], as in an engine's default.
+/// Entries of the map of [`decide_flows`], as in an engine's default.
 const ENTRIES: u32 = 65_536;
 /// Bytes of a key of an engine's flow map.
 const KEY: usize = 44;
 
-/// Redirects the packets of the first `flows` flows of the generator ([`crate::packet::set_flow`]) from `from` to `to`, and drops all others,
-/// by a generic XDP program, until the returned link is closed. The map and its key are those of an engine's flow offload.
-pub(crate) fn redirect_flows(from: &str, to: &str, flows: u32) -> Result<OwnedFd> {
+/// Redirects the packets of the first `flows` flows of the generator ([`crate::packet::set_flow`]) from `from` to `to`, or drops them without
+/// `to`, and drops all others, by a generic XDP program, until the returned link is closed. The map and its key are those of an engine's flow
+/// offload.
+pub(crate) fn decide_flows(from: &str, to: Option<&str>, flows: u32) -> Result<OwnedFd> {
     let create =
         MapCreate { map_type: BPF_MAP_TYPE_HASH, key_size: KEY as u32, value_size: 4, max_entries: ENTRIES };
     let map = bpf(BPF_MAP_CREATE, &create).context("making a map of flows")?;
@@ -115,7 +116,8 @@ pub(crate) fn redirect_flows(from: &str, to: &str, flows: u32) -> Result<OwnedFd
         let part = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]];
         update(&map, &key([part(26), part(30)], ingress, part(34)), flow)?;
     }
-    let code = lookup_and_redirect(map.as_raw_fd(), index(to)?.cast_signed());
+    let to = to.map(index).transpose()?.map(u32::cast_signed);
+    let code = lookup_and_decide(map.as_raw_fd(), to);
     attach((BPF_PROG_TYPE_XDP, BPF_XDP), from, &code, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE)
 }
 
@@ -190,8 +192,8 @@ impl FlowMap {
     }
 }
 
-/// The program of [`redirect_flows`]. r6 is the context, r2 the frame.
-fn lookup_and_redirect(map: i32, to: i32) -> Vec<u64> {
+/// The program of [`decide_flows`]. r6 is the context, r2 the frame.
+fn lookup_and_decide(map: i32, to: Option<i32>) -> Vec<u64> {
     const LOAD4: u8 = 0x61;
     const LOAD1: u8 = 0x71;
     const STORE8: u8 = 0x7b;
@@ -231,14 +233,19 @@ fn lookup_and_redirect(map: i32, to: i32) -> Vec<u64> {
         one(0x18, 1, 1, 0, map), // r1 = map
         0,
         one(CALL, 0, 0, 0, 1), // bpf_map_lookup_elem
-        one(0x15, 0, 0, 4, 0), // if r0 == 0, drop
-        one(SET, 1, 0, 0, to),
-        one(SET, 2, 0, 0, 0),
-        one(CALL, 0, 0, 0, 23), // bpf_redirect
-        one(EXIT, 0, 0, 0, 0),
-        one(SET, 0, 0, 0, 1), // XDP_DROP
-        one(EXIT, 0, 0, 0, 0),
     ]);
+    if let Some(to) = to {
+        code.extend([
+            one(0x15, 0, 0, 4, 0), // if r0 == 0, drop
+            one(SET, 1, 0, 0, to),
+            one(SET, 2, 0, 0, 0),
+            one(CALL, 0, 0, 0, 23), // bpf_redirect
+            one(EXIT, 0, 0, 0, 0),
+        ]);
+    } else {
+        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, 0), one(EXIT, 0, 0, 0, 0)]); // if r0 == 0, XDP_ABORTED
+    }
+    code.extend([one(SET, 0, 0, 0, 1), one(EXIT, 0, 0, 0, 0)]); // XDP_DROP
     let drop = code.len() as i16 - 2;
     code[5] = one(0x2d, 4, 3, drop - 6, 0);
     code

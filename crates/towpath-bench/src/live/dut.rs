@@ -26,6 +26,8 @@ pub(crate) enum Driver {
     AfXdp,
     /// The kernel forwards the packets of all flows that have a state.
     AfXdpFlows,
+    /// The kernel drops the packets of all flows: an inspector has blocked them.
+    AfXdpBlocked,
     Tun,
     TunOffload,
     Nfqueue,
@@ -48,6 +50,8 @@ pub(crate) enum Dut {
     Redirect,
     /// An XDP program redirects the packets of [`REDIRECTED`] flows of the first interface, after the lookup of flow offload.
     RedirectXdp,
+    /// An XDP program drops these packets, after the same lookup.
+    DropXdp,
     /// XDP_DROP at the interface to the near end.
     Drop,
 }
@@ -65,7 +69,7 @@ impl Driver {
             Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows => {
                 "af_packet"
             }
-            Self::AfXdp | Self::AfXdpFlows => "af_xdp",
+            Self::AfXdp | Self::AfXdpFlows | Self::AfXdpBlocked => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
         }
@@ -85,7 +89,8 @@ impl Driver {
             | Self::AfPacketFlows
             | Self::AfPacketManyFlows
             | Self::AfXdp
-            | Self::AfXdpFlows => Wiring::Bridge,
+            | Self::AfXdpFlows
+            | Self::AfXdpBlocked => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -120,7 +125,7 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
-            Self::Bridge | Self::Redirect | Self::RedirectXdp | Self::Drop => Wiring::Bridge,
+            Self::Bridge | Self::Redirect | Self::RedirectXdp | Self::DropXdp | Self::Drop => Wiring::Bridge,
         }
     }
 
@@ -186,6 +191,10 @@ impl Dut {
                 topology.dut.redirect_flows(DUT[0], DUT[1], REDIRECTED)?;
                 Ok(Work { sides: Vec::new(), files: None })
             }
+            Self::DropXdp => {
+                topology.dut.drop_flows(DUT[0], REDIRECTED)?;
+                Ok(Work { sides: Vec::new(), files: None })
+            }
             Self::Drop => {
                 topology.dut.drop_all(DUT[0])?;
                 Ok(Work { sides: Vec::new(), files: None })
@@ -241,7 +250,15 @@ fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: C
 }
 
 fn engine(netns_pid: &str, driver: Driver, park: bool, inspected: bool, cpus: Cpus) -> Result<Work> {
-    let config = configuration(driver, park, inspected, cpus.consumer);
+    let mut config = configuration(driver, park, inspected, cpus.consumer);
+    if driver == Driver::AfXdpBlocked {
+        let program = crate::subject::replay::binary()?;
+        let program = program.display();
+        config += &format!(
+            "[queue.1]\ncommand = \"{program} inspect --queue 1 --verdict drop --flow\"\n[offload]\ndeny = true\n"
+        );
+    }
+    let inspected = inspected || driver == Driver::AfXdpBlocked;
     let (side, files) = run_towpath(netns_pid, &config, &rules(inspected))?;
     Ok(Work { sides: vec![side], files: Some(files) })
 }

@@ -65,6 +65,11 @@ impl NetnsProc {
         self.ask(&format!("redirect-flows {from} {to} {flows}")).map(drop)
     }
 
+    /// Drops the packets of the first `flows` flows that `from` receives by XDP, after a lookup, until the namespace ends.
+    pub(crate) fn drop_flows(&mut self, from: &str, flows: u32) -> Result<()> {
+        self.ask(&format!("drop-flows {from} {flows}")).map(drop)
+    }
+
     /// Drops all packets that `device` receives, until the namespace ends.
     pub(crate) fn drop_all(&mut self, device: &str) -> Result<()> {
         self.ask(&format!("drop {device}")).map(drop)
@@ -111,7 +116,10 @@ fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
         }
         ["redirect", from, to] => links.push(xdp::redirect_to(from, to)?),
         ["redirect-flows", from, to, flows] => {
-            links.push(xdp::redirect_flows(from, to, flows.parse().context("a number of flows")?)?);
+            links.push(xdp::decide_flows(from, Some(to), flows.parse().context("a number of flows")?)?);
+        }
+        ["drop-flows", from, flows] => {
+            links.push(xdp::decide_flows(from, None, flows.parse().context("a number of flows")?)?);
         }
         ["drop", device] => links.push(xdp::drop_all(device)?),
         ["index", device] => return Ok(xdp::index(device)?.to_string()),

@@ -168,6 +168,12 @@ fn cases() -> Vec<OffloadRow> {
             (towpath(Driver::AfXdp), 1000),
             0.7,
         ),
+        cpu(
+            "offload, XDP, 64 B, CPU, blocked, over a bare XDP drop",
+            (towpath(Driver::AfXdpBlocked), REDIRECTED),
+            (Dut::DropXdp, REDIRECTED),
+            1.1,
+        ),
         cpu("offload, 64 B, CPU, 1M entries over 1,000", (many, 500_000), (many, 500), 2.5),
     ];
     let time_cases = [
