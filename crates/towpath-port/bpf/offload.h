@@ -159,6 +159,7 @@ struct packet {
 	__u32 covered; /* by the checksum of the transport protocol */
 	__u32 ttl_at; /* offset of the hop limit */
 	__u16 checksum; /* of the transport protocol */
+	__u16 header_sum; /* the checksum of the IPv4 header */
 	__u8 ttl;
 	__u8 flags; /* of TCP */
 };
@@ -189,6 +190,7 @@ static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u
 		packet->key.proto = ip.proto;
 		packet->key.family = 4;
 		packet->ttl = ip.ttl;
+		packet->header_sum = ip.checksum;
 		packet->network = sizeof(ip);
 		packet->ttl_at = at + __builtin_offsetof(struct ip4, ttl);
 	} else if (protocol == swap16(ETH_P_IPV6)) {

@@ -14,8 +14,12 @@
 
 /* linux/if_ether.h */
 #define ETH_P_8021Q 0x8100
+/* A frame of this length has one buffer: a page has room for it besides the driver's data. */
+#define BUFFER 3000
 
 static long (*bpf_redirect_map)(void *map, __u64 key, __u64 flags) = (void *)BPF_FUNC_redirect_map;
+static long (*bpf_xdp_load_bytes)(struct xdp_md *context, __u32 offset, void *to, __u32 len) = (void *)BPF_FUNC_xdp_load_bytes;
+static long (*bpf_xdp_store_bytes)(struct xdp_md *context, __u32 offset, const void *from, __u32 len) = (void *)BPF_FUNC_xdp_store_bytes;
 static __u64 (*bpf_xdp_get_buff_len)(struct xdp_md *context) = (void *)BPF_FUNC_xdp_get_buff_len;
 
 struct ethernet {
@@ -45,21 +49,16 @@ struct {
 #define START(context) ((void *)(long)(context)->data)
 #define END(context) ((void *)(long)(context)->data_end)
 
-/* A header of type `type` at `at`; 0 if it is not in the first buffer. */
-#define AT(context, at, type)                                                                                                                      \
-	({                                                                                                                                         \
-		type *here = START(context) + (at);                                                                                                \
-		(void *)(here + 1) > END(context) ? (type *)0 : here;                                                                              \
-	})
+/*
+ * The object at a pointer is in the first buffer. Without CAP_PERFMON, the verifier permits only constant offsets of such pointers, so other
+ * parts of a frame are copied.
+ */
+#define IN(context, here) ((void *)((here) + 1) <= END(context))
 
 #define LOADER(type)                                                                                                                               \
 	static __always_inline int load_##type(struct xdp_md *context, __u32 at, struct type *to)                                                  \
 	{                                                                                                                                          \
-		struct type *from = AT(context, at, struct type);                                                                                  \
-		if (!from)                                                                                                                         \
-			return 1;                                                                                                                  \
-		*to = *from;                                                                                                                       \
-		return 0;                                                                                                                          \
+		return bpf_xdp_load_bytes(context, at, to, sizeof(*to));                                                                           \
 	}
 LOADER(ip4)
 LOADER(ip6)
@@ -68,9 +67,9 @@ LOADER(udp)
 
 static __always_inline int is_foreign(struct xdp_md *context, struct slot *slot)
 {
-	struct ethernet *ethernet = AT(context, 0, struct ethernet);
+	struct ethernet *ethernet = START(context);
 	__u16 *own = (__u16 *)slot->own;
-	return !ethernet || ethernet->to[0] != own[0] || ethernet->to[1] != own[1] || ethernet->to[2] != own[2];
+	return !IN(context, ethernet) || ethernet->to[0] != own[0] || ethernet->to[1] != own[1] || ethernet->to[2] != own[2];
 }
 
 /* The checksum of a packet is the sum of its pseudo header. */
@@ -87,27 +86,20 @@ static __always_inline int is_partial(struct packet *packet)
 	return packet->checksum && packet->checksum == sum;
 }
 
-/* One hop less, and other Ethernet addresses. Returns false if the headers are not there. */
-static __always_inline int route(struct xdp_md *context, struct slot *slot, struct packet *packet, __u32 at)
+/* One hop less, and other Ethernet addresses. Returns false if the frame is unchanged. */
+static __always_inline int route(struct xdp_md *context, struct slot *slot, struct packet *packet)
 {
-	struct ethernet *ethernet = AT(context, 0, struct ethernet);
-	if (!ethernet)
+	__u8 less = packet->ttl - 1;
+	if (bpf_xdp_store_bytes(context, packet->ttl_at, &less, sizeof(less)))
 		return 0;
 	if (packet->key.family == 4) {
-		struct ip4 *ip = AT(context, at, struct ip4);
-		if (!ip)
-			return 0;
+		__u32 at = packet->ttl_at - __builtin_offsetof(struct ip4, ttl) + __builtin_offsetof(struct ip4, checksum);
 		/* RFC 1624: the hop limit is the first byte of its word. */
-		__u32 sum = ip->checksum + swap16(0x100);
-		ip->checksum = sum + (sum >= 0xffff);
-		ip->ttl--;
-	} else {
-		struct ip6 *ip = AT(context, at, struct ip6);
-		if (!ip)
-			return 0;
-		ip->ttl--;
+		__u32 sum = packet->header_sum + swap16(0x100);
+		__u16 checksum = sum + (sum >= 0xffff);
+		bpf_xdp_store_bytes(context, at, &checksum, sizeof(checksum));
 	}
-	__builtin_memcpy(ethernet, slot->macs, sizeof(slot->macs));
+	bpf_xdp_store_bytes(context, 0, slot->macs, sizeof(slot->macs));
 	return 1;
 }
 
@@ -124,13 +116,13 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 			return miss;
 	}
 	__u32 len = bpf_xdp_get_buff_len(context);
-	struct ethernet *ethernet = AT(context, 0, struct ethernet);
-	if (!ethernet)
+	struct ethernet *ethernet = START(context);
+	if (!IN(context, ethernet))
 		goto miss;
 	__u16 protocol = ethernet->type;
 	if (protocol == swap16(ETH_P_8021Q)) {
-		struct tag *tag = AT(context, ETH_HLEN, struct tag);
-		if (!tag)
+		struct tag *tag = START(context) + ETH_HLEN;
+		if (!IN(context, tag))
 			goto miss;
 		packet.key.vlan = (swap16(tag->tci) & 0xfff) | 0x8000;
 		protocol = tag->type;
@@ -150,14 +142,14 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 		count(PARTIAL, 1);
 		goto miss;
 	}
-	if (slot->flags & ONE_BUFFER && len != END(context) - START(context)) {
+	if (slot->flags & ONE_BUFFER && len > BUFFER) {
 		count(MTU, 1);
 		goto miss;
 	}
 	/* Only remembers the interface: the frame leaves after this program. */
 	if (bpf_redirect_map(&egress, slot->ifindex, 0) != XDP_REDIRECT)
 		goto miss;
-	if (slot->flags & ROUTE && !route(context, slot, &packet, at))
+	if (slot->flags & ROUTE && !route(context, slot, &packet))
 		goto miss;
 	count_hit(slot, packet.length, packet.ack, HIT);
 	return XDP_REDIRECT;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
 use super::*;
 use crate::netns::{Host, ip, until, veth, within};
 use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
@@ -191,5 +193,21 @@ fn the_host_filter_comes_first() {
         assert_eq!(received(&mut *ports[0], 7), 0);
         // The program for flows has seen the packet that the port gets.
         assert!(map.stats().unwrap().no_entry >= 1);
+    });
+}
+
+/// The verifier accepts the programs of a thread with the privileges of the engine's launcher, without CAP_PERFMON.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn xdp_programs_load() {
+    within(|| {
+        let sockets = crate::sys::WordMap::new(17, 64).unwrap();
+        let bits = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;
+        let own = CapabilitySets { effective: bits, permitted: bits, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, own).unwrap();
+        for (closed, frags) in [(false, true), (true, false)] {
+            let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
+            load_xdp(std::process::id(), 2 * ENTRIES, xdp).unwrap();
+        }
     });
 }

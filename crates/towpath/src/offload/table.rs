@@ -11,8 +11,8 @@ use towpath_engine::router::{Directory, NextHop};
 use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
-    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin, RecordedPort,
-    RuleId, Segment,
+    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, RuleId,
+    Segment,
 };
 use towpath_gate::{FlowDecision, PortId, StateHit, Unseen, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};

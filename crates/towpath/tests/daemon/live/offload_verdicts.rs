@@ -114,6 +114,8 @@ pub(super) fn blocked_by_the_kernel(bridge: &str) {
         (0..10).for_each(|number| flow.exchange(number));
         assert_eq!(offload(&engine, "entries"), 0);
         flow.left.send(b"no").unwrap();
+        // Packets that the inspector has already would pass.
+        until(|| engine.json("show stats --json")["stats"]["dropped_by"]["inspector"].as_u64() == Some(1));
         let mut sent = 21;
         let send = |sent: &mut u64| {
             for socket in [&flow.left, &flow.right] {
