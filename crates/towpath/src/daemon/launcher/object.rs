@@ -78,7 +78,7 @@ mod tests {
         for object in objects {
             assert_eq!(of(&request("wan", &object).unwrap()), Some(("wan", object)));
         }
-        let unknown = Message { numbers: [9, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
+        let unknown = Message { numbers: [11, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
         assert_eq!(of(&unknown), None);
         assert!(request(&"x".repeat(TEXT), &Object::XdpSocket).is_err());
     }

@@ -446,8 +446,12 @@ pub(super) fn routed(driver: &str) {
 #[towpath_testenv::needs(netns, tcx, ipv6)]
 #[test]
 fn ipv6_is_offloaded() {
+    ipv6(BRIDGE);
+}
+
+pub(super) fn ipv6(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
+        let (left, right) = offload_machines(bridge);
         for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
             host.run(move || {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
@@ -455,7 +459,7 @@ fn ipv6_is_offloaded() {
             });
         }
         let rules = "add 60 allow icmp6 from any to any\nadd 100 check-state\nadd 400 allow udp from any to any recv wan keep-state\n";
-        let files = files(&format!("{BRIDGE}{OFFLOAD}"), rules);
+        let files = files(&format!("{bridge}{OFFLOAD}"), rules);
         let engine = Engine::start(files.path());
         let [one, other] = ["[2001:db8::1]:5001", "[2001:db8::2]:5001"];
         let flow = Flow {

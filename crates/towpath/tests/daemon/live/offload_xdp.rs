@@ -70,6 +70,12 @@ fn routed_flows_are_rewritten_on_xdp() {
     same::routed("af_xdp");
 }
 
+#[towpath_testenv::needs(netns, xdp, ipv6, "ethtool")]
+#[test]
+fn ipv6_is_offloaded_on_xdp() {
+    same::ipv6(&generic());
+}
+
 #[towpath_testenv::needs(netns, xdp, "ethtool")]
 #[test]
 fn flows_are_offloaded_after_an_upgrade_on_xdp() {
