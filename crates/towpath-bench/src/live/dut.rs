@@ -255,7 +255,7 @@ fn engine(netns_pid: &str, driver: Driver, park: bool, inspected: bool, cpus: Cp
         let program = crate::subject::replay::binary()?;
         let program = program.display();
         config += &format!(
-            "[queue.1]\ncommand = \"{program} inspect --queue 1 --verdict drop --flow\"\n[offload]\ndeny = true\n"
+            "[queue.1]\ncommand = \"{program} inspect --queue 1 --match x --verdict drop --flow\"\n[offload]\ndeny = true\n"
         );
     }
     let inspected = inspected || driver == Driver::AfXdpBlocked;

@@ -28,6 +28,8 @@ const SOURCE: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
 const PORT: u16 = 53;
 /// Time between two packets of a flow.
 const GAP: Duration = Duration::from_micros(50);
+/// Time between two looks at the map.
+const LOOK: Duration = Duration::from_micros(10);
 /// Time between two flows. Each [`RARE`]th comes after a pause in which the engine has nothing to offload.
 const PAUSE: Duration = Duration::from_millis(5);
 const LONG_PAUSE: Duration = Duration::from_millis(150);
@@ -86,6 +88,8 @@ fn verdict(map: &FlowMap, ingress: u32, decided: &mpsc::Receiver<u64>, port: u16
             socket.send(&[0; 36])?;
             next = Instant::now();
         }
+        // Other threads may need this CPU.
+        thread::sleep(LOOK);
     }
     Ok(now_ns() - at)
 }
@@ -104,6 +108,8 @@ pub(crate) struct Reload {
 const FLOWS: u32 = 100_000;
 const RATE: u64 = 100_000;
 const TIME: Duration = Duration::from_secs(3);
+/// Floods before which the kernel forwards all flows.
+const ROUNDS: u32 = 40;
 /// Time of a flood before the reload.
 const BEFORE: Duration = Duration::from_secs(1);
 
@@ -152,8 +158,8 @@ pub(crate) fn reload(cpus: Cpus) -> Result<Reload> {
 
 /// Sends packets until the kernel forwards all flows: each has two entries, and new packets do not come to the engine.
 fn are_offloaded(topology: &Topology, cpus: Cpus, order: Order, control: &Path) -> Result<()> {
-    let mut before = 0;
-    for _ in 0..20 {
+    let (mut before, mut said) = (0, Value::Null);
+    for _ in 0..ROUNDS {
         let mut flood = load::sender(topology, cpus, order)?;
         let sent = flood.number()? as u64;
         flood.finish()?;
@@ -163,9 +169,9 @@ fn are_offloaded(topology: &Topology, cpus: Cpus, order: Order, control: &Path) 
         if entries >= 2 * u64::from(FLOWS) && forwarded - before >= sent {
             return Ok(());
         }
-        before = forwarded;
+        (before, said) = (forwarded, shown);
     }
-    bail!("the flows were not offloaded");
+    bail!("the flows were not offloaded: {said}");
 }
 
 /// The answer to a command of `towpath ctl`.
