@@ -7,7 +7,7 @@
 use std::fmt;
 
 use towpath_gate::state::Flow;
-use towpath_gate::{Dir, FixedWalk, FlowPass, NoOffload, PortId, Walk, Walker, flow_frame};
+use towpath_gate::{Dir, FixedWalk, FlowDecisions, NoOffload, PortId, Walk, Walker, flow_frame};
 use towpath_wire::{self as wire, LinkType, Time};
 
 use crate::forward::may_be_forwarded;
@@ -20,7 +20,7 @@ use crate::topology::{ForwardMode, Topology};
 pub struct FlowPath {
     /// The walks of the rules.
     pub walk: FixedWalk,
-    /// The port that they leave by.
+    /// The port that they leave by, unless a verdict drops them.
     pub egress: PortId,
     /// The next hop of a routed flow; `None` for a bridge.
     pub next_hop: Option<NextHop>,
@@ -39,8 +39,10 @@ pub enum NoPath {
     NoRoute,
     /// The frames have a VLAN tag, and the port routes.
     Tagged,
-    /// The port that receives the packets is not recorded, or is not an `af_packet` port.
+    /// The port that receives the packets is not recorded, or is not an `af_packet` or `af_xdp` port.
     Port,
+    /// A native XDP program cannot redirect to the egress interface.
+    Target,
     /// The interface is down, or does not exist.
     Down,
     /// The TCP connection is not established.
@@ -63,7 +65,10 @@ impl fmt::Display for NoPath {
             Self::Local => "its destination is the router or its own link",
             Self::NoRoute => "its next hop is not known",
             Self::Tagged => "its frames have a VLAN tag, and its port routes",
-            Self::Port => "only af_packet ports offload flows",
+            Self::Port => "only af_packet and af_xdp ports offload flows",
+            Self::Target => {
+                "the driver of its egress interface takes no frames from native XDP programs (a veth: its peer has neither GRO nor XDP)"
+            }
             Self::Down => "an interface is down",
             Self::NotEstablished => "its connection is not established",
             Self::NotMarked => "the rule of its state has no `offload`",
@@ -71,8 +76,8 @@ impl fmt::Display for NoPath {
     }
 }
 
-/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port. `passes` are the
-/// inspectors' verdicts for flows.
+/// The path of the packets of `flow` that arrive on `arrival`. The zone of the flow does not count: it is that of the port. `decisions` are
+/// the inspectors' verdicts for flows.
 ///
 /// # Errors
 ///
@@ -83,7 +88,7 @@ pub fn flow_path(
     flow: &Flow,
     arrival: PortId,
     now: Time,
-    passes: &FlowPass<'_>,
+    decisions: &FlowDecisions<'_>,
 ) -> Result<FlowPath, NoPath> {
     let frame = flow_frame(flow);
     let packet = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32)
@@ -95,7 +100,10 @@ pub fn flow_path(
     }
     let mut fixed = FixedWalk::default();
     let mut walk = Walk::new(Dir::In, Some(arrival), None);
-    walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
+    walker.fixed_walk(&mut walk, &packet, now, decisions, &mut fixed)?;
+    if fixed.blocked {
+        return Ok(FlowPath { walk: fixed, egress: arrival, next_hop: None });
+    }
     let (egress, next_hop, walk_out) = match mode {
         ForwardMode::Bridge { xmit, walk_out } => (xmit, None, walk_out),
         ForwardMode::Router => {
@@ -112,7 +120,7 @@ pub fn flow_path(
     };
     if walk_out {
         walk.leave(egress);
-        walker.fixed_walk(&mut walk, &packet, now, passes, &mut fixed)?;
+        walker.fixed_walk(&mut walk, &packet, now, decisions, &mut fixed)?;
     }
     Ok(FlowPath { walk: fixed, egress, next_hop })
 }

@@ -2,7 +2,8 @@
 //!
 //! An engine thread announces a verdict to the thread that decides which flows the kernel forwards. A verdict that passes is announced
 //! for each direction, by a packet of this direction that it passed while no packet of the flow was waiting: earlier packets of the flow
-//! have left. Any other verdict is announced at once.
+//! have left. Any other verdict is announced at once; if the kernel drops packets by verdicts, one that drops is then announced for each
+//! direction, too.
 //!
 //! Each side has a reference to the [`SharedVerdict`]. The reader stores the slots of the flow's entries there, and the time of the
 //! last packet that the kernel forwarded. The engine thread ends the entries with one store to each slot when it removes the verdict: for
@@ -11,9 +12,10 @@
 //! Bounds: `ROOM` announcements. Without room, a verdict that passes is announced by a later packet. If another verdict finds no room, the
 //! reader forgets all verdicts ([`VerdictReader::take_gap`]), and they are announced again.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
 
 use towpath_gate::PortId;
 use towpath_gate::state::Flow;
@@ -44,6 +46,7 @@ impl Entries for FlowMap {
 #[derive(Debug)]
 pub struct SharedVerdict {
     passes: bool,
+    drops: bool,
     mark: (u32, u32),
     ended: AtomicBool,
     /// The time of the last packet, in nanoseconds.
@@ -59,6 +62,7 @@ impl SharedVerdict {
     fn new(verdict: &FlowVerdict, seen: Time, entries: Arc<dyn Entries>) -> Self {
         Self {
             passes: matches!(verdict.verdict, Verdict::Pass),
+            drops: matches!(verdict.verdict, Verdict::Drop),
             mark: verdict.mark,
             ended: AtomicBool::new(false),
             seen: AtomicU64::new(seen.as_nanos()),
@@ -71,6 +75,11 @@ impl SharedVerdict {
     /// Returns true if packets of the flow pass.
     pub fn passes(&self) -> bool {
         self.passes
+    }
+
+    /// Returns true if packets of the flow are dropped without an answer.
+    pub fn drops(&self) -> bool {
+        self.drops
     }
 
     /// The new bits of the mark, and which bits change.
@@ -185,6 +194,8 @@ struct Shared {
     round: AtomicU64,
     gap: AtomicBool,
     refused: AtomicU64,
+    /// The thread of the reader, which an announcement wakes.
+    thread: OnceLock<Thread>,
 }
 
 /// Announces the verdicts of an engine thread. Each thread has a clone.
@@ -193,6 +204,8 @@ pub struct VerdictFeed {
     sender: SyncSender<Announced>,
     shared: Arc<Shared>,
     entries: Arc<dyn Entries>,
+    /// The kernel drops packets by verdicts: each direction is announced.
+    drops: bool,
 }
 
 /// Where a packet came from, for an announcement.
@@ -204,7 +217,7 @@ pub(crate) struct Origin<'f> {
 }
 
 impl Origin<'_> {
-    /// Announces a verdict that has passed a packet of `flow`. `forward`: in the direction of the verdict's key.
+    /// Announces a verdict that has passed or dropped a packet of `flow`. `forward`: in the direction of the verdict's key.
     pub(crate) fn announce(
         &self,
         own: &mut Option<OwnVerdict>,
@@ -215,7 +228,12 @@ impl Origin<'_> {
         let Self { feed, .. } = *self;
         let round = feed.shared.round.load(Ordering::Relaxed);
         let told = |own: &OwnVerdict| own.0.announced[usize::from(forward)].load(Ordering::Relaxed) == round;
-        if verdict.verdict != Verdict::Pass || own.as_ref().is_some_and(told) {
+        let is_offered = match verdict.verdict {
+            Verdict::Pass => true,
+            Verdict::Drop => feed.drops,
+            _ => false,
+        };
+        if !is_offered || own.as_ref().is_some_and(told) {
             return;
         }
         let own = own.get_or_insert_with(|| feed.share(verdict, now));
@@ -238,6 +256,10 @@ impl Origin<'_> {
         let announced = Announced { queue, flow: *flow, arrival, verdict: Arc::clone(&own.0) };
         let sent = feed.sender.try_send(announced).is_ok();
         feed.shared.refused.fetch_add(u64::from(!sent), Ordering::Relaxed);
+        // A system call if the thread sleeps; then it has read all earlier announcements.
+        if let Some(thread) = feed.shared.thread.get() {
+            thread.unpark();
+        }
         sent
     }
 }
@@ -246,10 +268,26 @@ impl VerdictFeed {
     /// A feed of verdicts that end entries of `entries`, and its reader.
     pub fn new(entries: Arc<dyn Entries>) -> (Self, VerdictReader) {
         let (sender, receiver) = sync_channel(ROOM);
-        let shared =
-            Shared { round: AtomicU64::new(1), gap: AtomicBool::new(false), refused: AtomicU64::new(0) };
+        let shared = Shared {
+            round: AtomicU64::new(1),
+            gap: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            thread: OnceLock::new(),
+        };
         let shared = Arc::new(shared);
-        (Self { sender, shared: Arc::clone(&shared), entries }, VerdictReader { receiver, shared })
+        let feed = Self { sender, shared: Arc::clone(&shared), entries, drops: false };
+        (feed, VerdictReader { receiver, shared })
+    }
+
+    /// Verdicts that drop packets are announced for each direction, too.
+    #[must_use]
+    pub fn with_drops(self, drops: bool) -> Self {
+        Self { drops, ..self }
+    }
+
+    /// Announcements wake this thread from now on ([`std::thread::park`]). Only the first call has an effect.
+    pub fn wake(&self, thread: Thread) {
+        let _ = self.shared.thread.set(thread);
     }
 
     fn share(&self, verdict: &FlowVerdict, now: Time) -> OwnVerdict {

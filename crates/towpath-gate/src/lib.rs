@@ -60,9 +60,9 @@ pub mod state;
 
 pub use eval::{
     ActionOutcome, BURST, CALL_DEPTH, Copied, DEFAULT_DYNAMIC_RULE, Diff, Difference, DifferenceKind, Dir,
-    DropReason, Edits, ExplainedRule, Explanation, FirstPacket, FixedWalk, FlowPass, Frame, Gate,
-    GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, Merged, NamedRule, NoOffload, NoReply,
-    NotMerged, Obstacle, PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND,
+    DropReason, Edits, ExplainedRule, Explanation, FirstPacket, FixedWalk, FlowDecision, FlowDecisions,
+    Frame, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS, Merged, NamedRule, NoOffload,
+    NoReply, NotMerged, Obstacle, PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND,
     RecheckStep, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, RuleRefs,
     RulesByContent, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, StateHit, StatePolicy, Step, Suppressed,
     SuppressedBy, Unseen, VerdictHit, Walk, Walker, check_snapshot, differences, echo_reply, flow_frame,

@@ -82,6 +82,11 @@ pub trait DriverConfig: Sized {
     /// Ends [`set_flows`](Self::set_flows).
     fn clear_flows(&mut self) {}
 
+    /// Returns true if native XDP programs redirect the packets of decided flows. Few interfaces take these.
+    fn redirects_natively(&self) -> bool {
+        false
+    }
+
     /// What the kernel does with the packets of the port besides: a warning, if the configuration permits it.
     fn kernel_warning(&self) -> Option<String> {
         None
@@ -261,6 +266,11 @@ macro_rules! drivers {
             /// Ends [`set_flows`](Self::set_flows).
             pub fn clear_flows(&mut self) {
                 match self { $(Self::$variant(config) => config.clear_flows(),)* }
+            }
+
+            /// Returns true if native XDP programs redirect the packets of decided flows. Few interfaces take these.
+            pub fn redirects_natively(&self) -> bool {
+                match self { $(Self::$variant(config) => config.redirects_natively(),)* }
             }
 
             /// What the kernel does with the packets of the port besides, or why the port cannot be opened as it is configured.

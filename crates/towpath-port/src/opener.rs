@@ -19,7 +19,8 @@ pub enum Object {
     /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, or before
     /// Linux 6.6 the map of its heartbeat, and the filter of its sockets if there is one.
     IngressProgram,
-    /// `af_packet` with offload: the maps of flows (CAP_BPF), which all ports of an engine share. Five descriptors.
+    /// `af_packet` and `af_xdp` with offload: the maps of flows (CAP_BPF, CAP_NET_ADMIN), which all ports of an engine share. Five
+    /// descriptors.
     FlowMap {
         /// The process id of the engine: during an upgrade, one process opens the objects of two.
         engine: u32,
@@ -36,6 +37,16 @@ pub enum Object {
     XdpProgram {
         /// Support frames of several buffers.
         frags: bool,
+    },
+    /// `af_xdp` with offload: the XDP program for flows (CAP_NET_ADMIN, CAP_BPF). The map of sockets and the program; if it is attached to
+    /// the interface, the link, and the link again if it is pinned and stays when the engine is killed.
+    XdpFlowProgram {
+        /// The process id of the engine.
+        engine: u32,
+        /// Support frames of several buffers.
+        frags: bool,
+        /// Attach it. Otherwise it takes the place of another engine's program.
+        attach: bool,
     },
     /// `tun`, `tap`: checks that the device node can be opened. No descriptor.
     TunNode,

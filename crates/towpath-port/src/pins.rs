@@ -24,8 +24,9 @@ impl Pin {
         let name =
             self.path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PREFIX));
         let Some(name) = name else { return true };
-        let name = name.strip_prefix(FLOWS).unwrap_or(name);
-        let interface = name.split_once('@').map_or(name, |(interface, _)| interface);
+        let name = of_flows(name).unwrap_or(name);
+        let interface = decoded(name.split_once('@').map_or(name, |(interface, _)| interface));
+        let interface = interface.as_str();
         let own = if self.offload { path_of_flows(interface) } else { path(interface) };
         if self.interface.is_some() && own != self.path {
             return true;
@@ -38,7 +39,7 @@ impl Pin {
 pub fn all() -> Vec<Pin> {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
     let pin = |path: PathBuf| {
-        let offload = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.starts_with(FLOWS);
+        let offload = of_flows(path.file_name()?.to_str()?.strip_prefix(PREFIX)?).is_some();
         let link = sys::bpf_path(&path).ok()?;
         let interface = sys::bpf_link_interface(link.as_fd()).ok()?;
         Some(Pin { path, interface, offload })
@@ -52,6 +53,8 @@ pub fn all() -> Vec<Pin> {
 const PREFIX: &str = "towpath-";
 /// Before the name of the interface: the program of flow offload. No interface has a name with a colon.
 const FLOWS: &str = "flows:";
+/// A dot in the name of the interface: the BPF file system refuses dots.
+const DOT: &str = "::";
 /// The BPF file system.
 const DIRECTORY: &str = "/sys/fs/bpf";
 /// asm-generic/socket.h.
@@ -60,7 +63,7 @@ const SO_NETNS_COOKIE: i32 = 71;
 const INITIAL: u64 = 1;
 
 /// The file of the link on `interface` in this network namespace: `/sys/fs/bpf/towpath-INTERFACE`, with `@COOKIE` for namespaces other than the
-/// initial one. The file system belongs to the mount namespace, and has interfaces of one name from several network namespaces.
+/// initial one, and `::` for each dot. The file system belongs to the mount namespace, and has interfaces of one name from several network namespaces.
 pub fn path(interface: &str) -> PathBuf {
     file("", interface)
 }
@@ -75,7 +78,21 @@ fn file(kind: &str, interface: &str) -> PathBuf {
         Some(cookie) if cookie != INITIAL => format!("@{cookie}"),
         _ => String::new(),
     };
-    Path::new(DIRECTORY).join(format!("{PREFIX}{kind}{interface}{suffix}"))
+    Path::new(DIRECTORY).join(format!("{PREFIX}{kind}{}{suffix}", encoded(interface)))
+}
+
+fn encoded(interface: &str) -> String {
+    interface.replace('.', DOT)
+}
+
+fn decoded(name: &str) -> String {
+    name.replace(DOT, ".")
+}
+
+/// The rest of a name that begins with [`FLOWS`]. An interface called `flows.x` has two colons, or more for more dots: an even number.
+fn of_flows(name: &str) -> Option<&str> {
+    let rest = name.strip_prefix(FLOWS)?;
+    rest.bytes().take_while(|byte| *byte == b':').count().is_multiple_of(2).then_some(rest)
 }
 
 /// The number of the network namespace, which no other has until the machine is started again (Linux 5.14).
@@ -107,5 +124,24 @@ pub(crate) fn remove(path: &Path) -> io::Result<bool> {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_no_dots_and_are_read_back() {
+        for interface in ["eth0", "eth0.100", ".x", "flows.x", "flows..x", "a.b.c"] {
+            for (kind, flows) in [("", false), (FLOWS, true)] {
+                let path = file(kind, interface);
+                let name = path.file_name().unwrap().to_str().unwrap().strip_prefix(PREFIX).unwrap();
+                let name = name.split_once('@').map_or(name, |(name, _)| name);
+                assert!(!name.contains('.'), "{name}");
+                assert_eq!(of_flows(name).is_some(), flows, "{name}");
+                assert_eq!(decoded(of_flows(name).unwrap_or(name)), interface);
+            }
+        }
     }
 }

@@ -83,6 +83,10 @@ pub struct XdpFeatures {
     pub zero_copy: bool,
     /// Frames of several buffers in native mode.
     pub multi_buffer: bool,
+    /// Native programs of other interfaces may redirect frames to it.
+    pub target: bool,
+    /// Also frames of several buffers.
+    pub target_multi_buffer: bool,
 }
 
 /// A rule of nftables that queues packets.
@@ -144,7 +148,7 @@ fn program(xdp: &[u8]) -> Option<XdpProgram> {
 }
 
 /// The abilities of the drivers, by index.
-fn xdp_features() -> io::Result<HashMap<u32, XdpFeatures>> {
+pub(crate) fn xdp_features() -> io::Result<HashMap<u32, XdpFeatures>> {
     let family = family("netdev")?;
     let mut features = HashMap::new();
     dump_on(libc::NETLINK_GENERIC, family, &[NETDEV_CMD_DEV_GET, 1, 0, 0], |kind, body| {
@@ -161,7 +165,14 @@ fn device(body: &[u8]) -> Option<(u32, XdpFeatures)> {
     let index = word(find(&attributes, NETDEV_A_DEV_IFINDEX)?)?;
     let bits = find(&attributes, NETDEV_A_DEV_XDP_FEATURES).and_then(word)?;
     let has = |bit: u32| bits >> bit & 1 == 1;
-    Some((index, XdpFeatures { native: has(0), zero_copy: has(3), multi_buffer: has(5) }))
+    let features = XdpFeatures {
+        native: has(0),
+        zero_copy: has(3),
+        multi_buffer: has(5),
+        target: has(2),
+        target_multi_buffer: has(6),
+    };
+    Some((index, features))
 }
 
 /// The number of a family of generic netlink.

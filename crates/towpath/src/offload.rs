@@ -20,13 +20,14 @@
 //!
 //! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
+mod interfaces;
+mod keys;
 mod reasons;
 mod table;
 mod verdicts;
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -38,9 +39,11 @@ use towpath_engine::verdict_feed::VerdictFeed;
 use towpath_gate::state::{Flow, JournalReader, Name};
 use towpath_gate::{PortId, Walker};
 use towpath_metrics::metrics;
-use towpath_port::offload::{FlowMap, Links, PathStats};
+use towpath_port::offload::{FlowMap, PathStats};
 use towpath_wire::Time;
 
+pub use self::interfaces::Interface;
+use self::interfaces::Interfaces;
 use self::table::Table;
 use crate::config;
 
@@ -96,7 +99,7 @@ pub struct Parts {
     /// The ports.
     pub topology: Topology,
     /// The interface of each port that offloads flows.
-    pub interfaces: Vec<Option<String>>,
+    pub interfaces: Vec<Option<Interface>>,
     /// The neighbors of a router.
     pub directory: Option<Arc<Directory>>,
     /// The beginning of the engine's clock.
@@ -114,7 +117,7 @@ pub struct Offload {
 /// The thread. Dropping it ends the thread and all entries.
 pub struct Offloading {
     offload: Arc<Offload>,
-    stop: Option<Sender<()>>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -140,10 +143,12 @@ impl Offload {
     ///
     /// # Errors
     /// Errors of socket(2).
-    pub fn new(map: FlowMap, config: &config::Offload, parts: Parts) -> io::Result<Arc<Self>> {
+    pub fn new(map: FlowMap, config: &config::Offload, mut parts: Parts) -> io::Result<Arc<Self>> {
         let map = Arc::new(map);
         let (feed, verdicts) = VerdictFeed::new(Arc::clone(&map) as Arc<_>);
-        let table = Table::new(Arc::clone(&map), *config, parts, Links::new()?, verdicts);
+        let feed = feed.with_drops(config.deny);
+        let interfaces = Interfaces::new(std::mem::take(&mut parts.interfaces))?;
+        let table = Table::new(Arc::clone(&map), *config, parts, interfaces, verdicts);
         Ok(Arc::new(Self { map, pauses: AtomicU32::new(0), table: Mutex::new(table), feed }))
     }
 
@@ -225,17 +230,20 @@ impl Offloading {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(offload: &Arc<Offload>) -> io::Result<Self> {
-        let (stop, stopped) = channel();
-        let own = Arc::clone(offload);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (own, stopped) = (Arc::clone(offload), Arc::clone(&stop));
         let body = move || {
             crate::background::begin_as(crate::sandbox::Role::Offload);
-            let mut wait = ACTIVE;
-            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                wait = if own.table().step(Instant::now()) { ACTIVE } else { IDLE };
+            // An announcement of a verdict ends the wait.
+            own.feed.wake(thread::current());
+            // Relaxed: nothing else depends on it; the wake-up that follows it is not lost.
+            while !stopped.load(Ordering::Relaxed) {
+                let is_active = own.table().step(Instant::now());
+                thread::park_timeout(if is_active { ACTIVE } else { IDLE });
             }
         };
         let thread = thread::Builder::new().name("offload".to_owned()).spawn(body)?;
-        Ok(Self { offload: Arc::clone(offload), stop: Some(stop), thread: Some(thread) })
+        Ok(Self { offload: Arc::clone(offload), stop, thread: Some(thread) })
     }
 
     /// The kernel forwards no packets until the result is dropped. The states have what it has counted.
@@ -248,11 +256,12 @@ impl Offloading {
 
 impl Drop for Offloading {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread of flow offload panicked; please report it");
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                log::error!("the thread of flow offload panicked; please report it");
+            }
         }
         self.offload.table().clear();
     }

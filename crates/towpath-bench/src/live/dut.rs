@@ -24,6 +24,10 @@ pub(crate) enum Driver {
     /// As `AfPacketFlows`, with room for a million flows.
     AfPacketManyFlows,
     AfXdp,
+    /// The kernel forwards the packets of all flows that have a state.
+    AfXdpFlows,
+    /// The kernel drops the packets of all flows: an inspector has blocked them.
+    AfXdpBlocked,
     Tun,
     TunOffload,
     Nfqueue,
@@ -44,10 +48,16 @@ pub(crate) enum Dut {
     Bridge,
     /// A tc program of one instruction redirects all packets of each interface to the other one.
     Redirect,
+    /// An XDP program redirects the packets of [`REDIRECTED`] flows of the first interface, after the lookup of flow offload.
+    RedirectXdp,
+    /// An XDP program drops these packets, after the same lookup.
+    DropXdp,
     /// XDP_DROP at the interface to the near end.
     Drop,
 }
 
+/// Flows that [`Dut::RedirectXdp`] redirects.
+pub(crate) const REDIRECTED: u32 = 1000;
 /// Limit on states.
 const STATES: u32 = 1_000_000;
 /// Maximum startup time of Towpath.
@@ -59,7 +69,7 @@ impl Driver {
             Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows => {
                 "af_packet"
             }
-            Self::AfXdp => "af_xdp",
+            Self::AfXdp | Self::AfXdpFlows | Self::AfXdpBlocked => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
         }
@@ -78,7 +88,9 @@ impl Driver {
             | Self::AfPacketOffload
             | Self::AfPacketFlows
             | Self::AfPacketManyFlows
-            | Self::AfXdp => Wiring::Bridge,
+            | Self::AfXdp
+            | Self::AfXdpFlows
+            | Self::AfXdpBlocked => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -97,6 +109,11 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// The process id of Towpath.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.sides.first().map(Side::pid)
+    }
+
     /// The engine's control socket.
     pub(crate) fn control(&self) -> Option<PathBuf> {
         self.files.as_ref().map(|files| files.path().join("ctl.sock"))
@@ -108,7 +125,7 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
-            Self::Bridge | Self::Redirect | Self::Drop => Wiring::Bridge,
+            Self::Bridge | Self::Redirect | Self::RedirectXdp | Self::DropXdp | Self::Drop => Wiring::Bridge,
         }
     }
 
@@ -170,6 +187,14 @@ impl Dut {
                 }
                 Ok(Work { sides: Vec::new(), files: None })
             }
+            Self::RedirectXdp => {
+                topology.dut.redirect_flows(DUT[0], DUT[1], REDIRECTED)?;
+                Ok(Work { sides: Vec::new(), files: None })
+            }
+            Self::DropXdp => {
+                topology.dut.drop_flows(DUT[0], REDIRECTED)?;
+                Ok(Work { sides: Vec::new(), files: None })
+            }
             Self::Drop => {
                 topology.dut.drop_all(DUT[0])?;
                 Ok(Work { sides: Vec::new(), files: None })
@@ -225,7 +250,15 @@ fn towpath(netns_pid: &str, driver: Driver, park: bool, inspectors: u16, cpus: C
 }
 
 fn engine(netns_pid: &str, driver: Driver, park: bool, inspected: bool, cpus: Cpus) -> Result<Work> {
-    let config = configuration(driver, park, inspected, cpus.consumer);
+    let mut config = configuration(driver, park, inspected, cpus.consumer);
+    if driver == Driver::AfXdpBlocked {
+        let program = crate::subject::replay::binary()?;
+        let program = program.display();
+        config += &format!(
+            "[queue.1]\ncommand = \"{program} inspect --queue 1 --match x --verdict drop --flow\"\n[offload]\ndeny = true\n"
+        );
+    }
+    let inspected = inspected || driver == Driver::AfXdpBlocked;
     let (side, files) = run_towpath(netns_pid, &config, &rules(inspected))?;
     Ok(Work { sides: vec![side], files: Some(files) })
 }
@@ -262,7 +295,7 @@ fn configuration(driver: Driver, park: bool, inspected: bool, cpu: usize) -> Str
         }
     }
     match driver {
-        Driver::AfPacketFlows => text += "[offload]\nrules = \"all\"\n",
+        Driver::AfPacketFlows | Driver::AfXdpFlows => text += "[offload]\nrules = \"all\"\n",
         Driver::AfPacketManyFlows => text += "[offload]\nrules = \"all\"\nentries = 2097152\n",
         _ => {}
     }

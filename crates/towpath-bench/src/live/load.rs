@@ -168,7 +168,7 @@ fn idle(cpus: Cpus) -> Result<Duration> {
 }
 
 /// Starts the sending process of the near end.
-fn sender(topology: &Topology, cpus: Cpus, order: Order) -> Result<Side> {
+pub(crate) fn sender(topology: &Topology, cpus: Cpus, order: Order) -> Result<Side> {
     let Order { flows, len, time, rate } = order;
     let netns_pid = topology.near.pid().to_string();
     let rest = [flows.into(), len as u64, time.as_millis() as u64, rate, cpus.engine as u64];

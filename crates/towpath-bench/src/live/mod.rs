@@ -10,6 +10,7 @@ pub(crate) mod flood;
 pub(crate) mod inspectors;
 pub(crate) mod load;
 pub(crate) mod netns_proc;
+pub(crate) mod offload_times;
 pub(crate) mod outage;
 pub(crate) mod path;
 pub(crate) mod round_trip;

@@ -45,6 +45,11 @@ impl NetnsProc {
         count.parse().with_context(|| format!("{count:?} packets at {device}"))
     }
 
+    /// Index of an interface.
+    pub(crate) fn index(&mut self, device: &str) -> Result<u32> {
+        self.ask(&format!("index {device}"))?.parse().context("an index")
+    }
+
     /// Restricts receive processing of `device` to one CPU (RPS, Documentation/networking/scaling.rst).
     pub(crate) fn receive_on(&mut self, device: &str, cpu: usize) -> Result<()> {
         self.ask(&format!("receive {device} {}", mask(cpu))).map(drop)
@@ -53,6 +58,16 @@ impl NetnsProc {
     /// Redirects all packets that `from` receives to `to`, until the namespace ends.
     pub(crate) fn redirect(&mut self, from: &str, to: &str) -> Result<()> {
         self.ask(&format!("redirect {from} {to}")).map(drop)
+    }
+
+    /// Redirects the packets of the first `flows` flows that `from` receives to `to` by XDP, until the namespace ends.
+    pub(crate) fn redirect_flows(&mut self, from: &str, to: &str, flows: u32) -> Result<()> {
+        self.ask(&format!("redirect-flows {from} {to} {flows}")).map(drop)
+    }
+
+    /// Drops the packets of the first `flows` flows that `from` receives by XDP, after a lookup, until the namespace ends.
+    pub(crate) fn drop_flows(&mut self, from: &str, flows: u32) -> Result<()> {
+        self.ask(&format!("drop-flows {from} {flows}")).map(drop)
     }
 
     /// Drops all packets that `device` receives, until the namespace ends.
@@ -100,7 +115,14 @@ fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
             fs::write(&path, cpus).with_context(|| format!("writing {cpus} to {path}"))?;
         }
         ["redirect", from, to] => links.push(xdp::redirect_to(from, to)?),
+        ["redirect-flows", from, to, flows] => {
+            links.push(xdp::decide_flows(from, Some(to), flows.parse().context("a number of flows")?)?);
+        }
+        ["drop-flows", from, flows] => {
+            links.push(xdp::decide_flows(from, None, flows.parse().context("a number of flows")?)?);
+        }
         ["drop", device] => links.push(xdp::drop_all(device)?),
+        ["index", device] => return Ok(xdp::index(device)?.to_string()),
         ["received", device] => {
             let table = fs::read_to_string("/proc/self/net/dev")?;
             return received(&table, device).with_context(|| format!("no interface {device}"));

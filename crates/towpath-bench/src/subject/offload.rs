@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::live::dut::{Driver, Dut};
+use crate::live::dut::{Driver, Dut, REDIRECTED};
 use crate::live::load::{self, Load};
+use crate::live::offload_times::{self, Reload};
 use crate::live::topology::Topology;
 use crate::metric::{Better, Metric};
 use crate::pin::Cpus;
@@ -21,6 +22,18 @@ use crate::subject::rows::{self, Row};
 enum OffloadRow {
     Through(Case),
     Cpu(CpuCase),
+    Time(&'static str, TimeCase),
+}
+
+/// A row about a time, or about what happens meanwhile.
+#[derive(Clone, Copy)]
+enum TimeCase {
+    /// The 99th percentile from an inspector's verdict for a flow until the kernel's map has the flow, over [`VERDICT`].
+    Verdict,
+    /// The packets that arrive during a reload with 100,000 flows, over those that were sent.
+    ReloadLoss,
+    /// The time from the answer to a change of rules with 100,000 flows until the last packet that they deny arrives, over [`RELOAD`].
+    Reload,
 }
 
 /// A row about the CPU time for a packet of 64 bytes: a device under test with a number of flows, over another one.
@@ -34,6 +47,11 @@ struct CpuCase {
 /// Packets per second: less than the slowest device under test forwards.
 const RATE: u64 = 200_000;
 const SMALL: usize = 64;
+/// The times to reach, in nanoseconds.
+const VERDICT: f64 = 1e6;
+const RELOAD: f64 = 1e7;
+/// Flows of one repetition of [`TimeCase::Verdict`].
+const VERDICTS: u16 = 100;
 
 /// CPU time is measured for this many times the duration of other rows: its unit is 10 ms.
 const CPU_TIMES: u32 = 8;
@@ -43,7 +61,30 @@ impl Row for OffloadRow {
         match self {
             Self::Through(case) => case.name(),
             Self::Cpu(case) => case.name,
+            Self::Time(name, _) => name,
         }
+    }
+}
+
+impl TimeCase {
+    fn measure(self, name: &str, cpus: Cpus, reps: u32) -> Result<Metric> {
+        if let Self::Verdict = self {
+            let mut times = Vec::new();
+            for _ in 0..reps {
+                times.extend(offload_times::verdicts(cpus, VERDICTS)?);
+            }
+            times.sort_unstable();
+            let p99 = times[times.len() * 99 / 100] as f64;
+            return Ok(Metric::new(name, p99, VERDICT, "ns", Better::Lower, 1.0));
+        }
+        let all = (0..reps).map(|_| offload_times::reload(cpus)).collect::<Result<Vec<_>>>()?;
+        if let Self::ReloadLoss = self {
+            let sum = |of: fn(&Reload) -> u64| all.iter().map(of).sum::<u64>() as f64;
+            let (arrived, sent) = (sum(|reload| reload.arrived), sum(|reload| reload.sent));
+            return Ok(Metric::new(name, arrived, sent, "packets", Better::Higher, 1.0));
+        }
+        let longest = all.iter().map(|reload| reload.late).max().unwrap_or_default() as f64;
+        Ok(Metric::new(name, longest, RELOAD, "ns", Better::Lower, 1.0))
     }
 }
 
@@ -78,6 +119,7 @@ pub(crate) fn run(json: bool, time: Duration, reps: u32, only: Option<&str>) -> 
     rows::measure(&cases, json, |row| match row {
         OffloadRow::Through(case) => case.measure(cpus, time, reps),
         OffloadRow::Cpu(case) => case.measure(cpus, time, reps),
+        OffloadRow::Time(name, case) => case.measure(name, cpus, reps),
     })
 }
 
@@ -117,7 +159,33 @@ fn cases() -> Vec<OffloadRow> {
             (towpath(Driver::AfXdp), 1000),
             0.7,
         ),
+        cpu(
+            "offload, XDP, 64 B, CPU, over a bare XDP redirect",
+            (towpath(Driver::AfXdpFlows), REDIRECTED),
+            (Dut::RedirectXdp, REDIRECTED),
+            1.1,
+        ),
+        cpu(
+            "offload, XDP, 64 B, CPU, over the engine's AF_XDP",
+            (towpath(Driver::AfXdpFlows), 1000),
+            (towpath(Driver::AfXdp), 1000),
+            0.7,
+        ),
+        cpu(
+            "offload, XDP, 64 B, CPU, blocked, over a bare XDP drop",
+            (towpath(Driver::AfXdpBlocked), REDIRECTED),
+            (Dut::DropXdp, REDIRECTED),
+            1.1,
+        ),
         cpu("offload, 64 B, CPU, 1M entries over 1,000", (many, 500_000), (many, 500), 2.5),
     ];
-    cases.into_iter().map(OffloadRow::Through).chain(cpu_cases.into_iter().map(OffloadRow::Cpu)).collect()
+    let time_cases = [
+        ("offload, a verdict's way into the map, p99", TimeCase::Verdict),
+        ("offload, reload of 100,000 flows, packets", TimeCase::ReloadLoss),
+        ("offload, new rules for 100,000 flows, time", TimeCase::Reload),
+    ];
+    let cases = cases.into_iter().map(OffloadRow::Through);
+    let cpu_cases = cpu_cases.into_iter().map(OffloadRow::Cpu);
+    let time_cases = time_cases.into_iter().map(|(name, case)| OffloadRow::Time(name, case));
+    cases.chain(cpu_cases).chain(time_cases).collect()
 }

@@ -44,7 +44,9 @@ pub use explain::{ActionOutcome, ExplainedRule, Explanation, RuleOutcome};
 pub use gate::{DEFAULT_DYNAMIC_RULE, Gate, GateCounters, GateSettings, RuleInfo};
 pub use log::{Copied, LogEntry, PacketLog, Suppressed, SuppressedBy};
 pub use merge::{Merged, NotMerged, RulesByContent};
-pub use offload::{FixedWalk, FlowPass, NoOffload, Obstacle, StateHit, Unseen, VerdictHit, flow_frame};
+pub use offload::{
+    FixedWalk, FlowDecision, FlowDecisions, NoOffload, Obstacle, StateHit, Unseen, VerdictHit, flow_frame,
+};
 pub use packet_spec::{PacketSpec, PacketSpecError};
 pub use port::{PortId, Ports};
 pub use recheck::RecheckStep;

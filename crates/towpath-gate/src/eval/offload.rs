@@ -32,13 +32,15 @@ pub struct FixedWalk {
     pub rules: Vec<RuleId>,
     /// The states that a packet refreshes, one for each lookup that finds one.
     pub states: Vec<StateHit>,
-    /// The verdicts for the flow that pass a packet, one for each queue that a rule sends it to.
+    /// The verdicts for the flow that decide on a packet, one for each queue that a rule sends it to.
     pub verdicts: Vec<VerdictHit>,
     /// The rule of a state has `offload`.
     pub marked: bool,
+    /// The last verdict drops the packet.
+    pub blocked: bool,
 }
 
-/// A verdict for the flow that passes a packet.
+/// A verdict for the flow that decides on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerdictHit {
     /// The queue.
@@ -47,8 +49,17 @@ pub struct VerdictHit {
     pub flow: Flow,
 }
 
-/// The mark that an inspector's verdict for a flow sets, and which bits change. `None`: no inspector of the queue passes the flow.
-pub type FlowPass<'a> = dyn Fn(u16, &Flow) -> Option<(u32, u32)> + 'a;
+/// What an inspector's verdict for a flow does with its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowDecision {
+    /// They pass, with these bits of the mark, of which those of the second number change.
+    Pass(u32, u32),
+    /// They are dropped.
+    Drop,
+}
+
+/// The verdict for a flow of the inspectors of a queue. `None`: there is none that the kernel may carry out.
+pub type FlowDecisions<'a> = dyn Fn(u16, &Flow) -> Option<FlowDecision> + 'a;
 
 /// A state that a packet refreshes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +166,8 @@ impl Walker {
     }
 
     /// Adds the walk of the packets of a flow to `fixed`. `walk` is that of a packet before its first rule; afterwards it is that of a
-    /// packet that has passed. `packet` is that of [`flow_frame`]. `passes` are the inspectors' verdicts for flows. Changes no state and no
-    /// counter.
+    /// packet that has passed, or of one that a verdict has dropped. `packet` is that of [`flow_frame`]. `decisions` are the inspectors'
+    /// verdicts for flows. Changes no state and no counter.
     ///
     /// # Errors
     /// The reason why the packets must be evaluated one by one.
@@ -165,7 +176,7 @@ impl Walker {
         walk: &mut Walk,
         packet: &Packet<'_>,
         now: Time,
-        passes: &FlowPass<'_>,
+        decisions: &FlowDecisions<'_>,
         fixed: &mut FixedWalk,
     ) -> Result<(), NoOffload> {
         self.catch_up();
@@ -264,9 +275,13 @@ impl Walker {
                 }
                 Next::Stop(Step::Pass) => return Err(NoOffload::Rule(number, Obstacle::Stateless)),
                 Next::Stop(step @ (Step::Inspect(queue) | Step::Divert(queue))) => {
-                    let (mark, mask) = passes(queue, &flow).ok_or(NoOffload::NoVerdict(number))?;
-                    walk.set_mark(walk.mark() & !mask | mark & mask);
+                    let decision = decisions(queue, &flow).ok_or(NoOffload::NoVerdict(number))?;
                     fixed.verdicts.push(VerdictHit { queue, flow });
+                    let FlowDecision::Pass(mark, mask) = decision else {
+                        fixed.blocked = true;
+                        return Ok(());
+                    };
+                    walk.set_mark(walk.mark() & !mask | mark & mask);
                     if matches!(step, Step::Inspect(_)) {
                         return passed(walk, number);
                     }
@@ -458,7 +473,7 @@ mod tests {
         fixed_with(rules, reply, &|_, _| None)
     }
 
-    fn fixed_with(rules: &str, reply: bool, passes: &FlowPass<'_>) -> Result<Vec<u32>, String> {
+    fn fixed_with(rules: &str, reply: bool, passes: &FlowDecisions<'_>) -> Result<Vec<u32>, String> {
         let ruleset = Ruleset::parse("t", rules).ruleset.unwrap();
         let mut gate = Gate::new(ruleset, Ports::new(), Settings::default(), 1);
         let first = packet_spec_frame("udp 10.0.0.1:4000 > 10.0.0.2:53");
@@ -575,8 +590,38 @@ mod tests {
         ];
         for (rules, queues, expected) in rows {
             for reply in [false, true] {
-                let passes = |queue, _: &Flow| queues.contains(&queue).then_some((7, 0xf));
+                let passes = |queue, _: &Flow| queues.contains(&queue).then_some(FlowDecision::Pass(7, 0xf));
                 assert_eq!(fixed_with(rules, reply, &passes), expected, "{rules} {queues:?} {reply}");
+            }
+        }
+    }
+
+    /// A verdict that drops the flow ends the walk, with the rules up to it.
+    #[test]
+    fn a_verdict_that_drops_the_flow_ends_the_walk() {
+        let verdict = |queue, _: &Flow| {
+            [None, Some(FlowDecision::Pass(7, 0xf)), Some(FlowDecision::Drop)][usize::from(queue)]
+        };
+        let rows = [
+            ("add 100 inspect 2 udp from any to any", Ok(vec![100])),
+            (
+                "add 50 count ip from any to any\nadd 100 divert 2 udp from any to any\nadd 200 allow ip from any to any",
+                Ok(vec![50, 100]),
+            ),
+            (
+                "add 100 divert 1 udp from any to any\nadd 200 inspect 2 ip from any to any mark 7",
+                Ok(vec![100, 200]),
+            ),
+            ("add 100 check-state\nadd 200 inspect 2 udp from any to any keep-state", Ok(vec![200])),
+            ("add 100 inspect 2 log udp from any to any", Err("rule 100 has `log`".to_owned())),
+            (
+                "add 100 count ip from any to any dscp ef\nadd 200 inspect 2 ip from any to any",
+                Err("rule 100 has a test whose result may differ from packet to packet".to_owned()),
+            ),
+        ];
+        for (rules, expected) in rows {
+            for reply in [false, true] {
+                assert_eq!(fixed_with(rules, reply, &verdict), expected, "{rules} {reply}");
             }
         }
     }

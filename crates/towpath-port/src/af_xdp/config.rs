@@ -6,6 +6,7 @@ use super::program::{Attach, Program};
 use crate::af_xdp::Socket;
 use crate::driver::{Capability, DriverConfig, Options};
 use crate::named::NamedPort;
+use crate::offload::{self, Flows};
 use crate::{Error, HandOver, Object, Opener, Port, interface::Interface, pins, sys};
 
 /// Configuration of XDP sockets.
@@ -32,6 +33,8 @@ pub struct Config {
     /// Detect partial checksums and GSO frames, which XDP does not report (default true). Needed if a host sends over veth or virtio
     /// with offloads enabled.
     pub find_partial: bool,
+    /// The kernel forwards the packets of decided flows ([`offload`](crate::offload); default: it forwards none).
+    pub flows: Option<Flows>,
 }
 
 /// Where the XDP program runs.
@@ -67,6 +70,31 @@ impl Config {
             chunks: 8192,
             after: After::Pass,
             find_partial: true,
+            flows: None,
+        }
+    }
+
+    /// The programs of this port, on the interface that has its name.
+    fn attach_parameters(&self, frags: bool) -> io::Result<Attach<'_>> {
+        let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+        let index = match sys::interface(control.as_fd(), libc::SIOCGIFINDEX, &self.interface)? {
+            sys::Answer::Index(index) => index,
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        };
+        let pin = match &self.after {
+            After::Pass => None,
+            After::Drop(pin) => Some(pin.as_path()),
+        };
+        Ok(Attach { index, native: self.mode == Mode::Native, frags, pin })
+    }
+
+    /// Removes what an earlier engine has left on the interface, unless this port continues it.
+    fn remove_leftovers(&self) {
+        // Without permission, this process has pinned nothing.
+        let _ = pins::remove(&pins::path_of_flows(&self.interface));
+        if self.after == After::Pass {
+            // The program of an earlier port with `After::Drop`.
+            let _ = pins::remove(&pins::path(&self.interface));
         }
     }
 
@@ -177,25 +205,21 @@ impl DriverConfig for Config {
         match object {
             Object::XdpSocket => Ok(vec![sys::socket(libc::AF_XDP, libc::SOCK_RAW, 0)?]),
             Object::XdpProgram { frags } => {
-                let control = sys::socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
-                let index = match sys::interface(control.as_fd(), libc::SIOCGIFINDEX, &self.interface)? {
-                    sys::Answer::Index(index) => index,
-                    _ => return Err(io::ErrorKind::InvalidData.into()),
-                };
-                if self.after == After::Pass {
-                    // The program of an earlier port with `After::Drop`; without permission, this process has pinned nothing.
-                    let _ = pins::remove(&pins::path(&self.interface));
+                let attach = self.attach_parameters(*frags)?;
+                self.remove_leftovers();
+                Program::attach(attach)
+            }
+            Object::FlowMap { engine } => {
+                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?.entries)
+            }
+            Object::XdpFlowProgram { engine, frags, attach } => {
+                let flows = self.flows.ok_or(io::ErrorKind::InvalidInput)?;
+                let parameters = self.attach_parameters(*frags)?;
+                if !attach {
+                    return Program::load_for_flows((*engine, flows), parameters);
                 }
-                let attach = Attach {
-                    index,
-                    native: self.mode == Mode::Native,
-                    frags: *frags,
-                    pin: match &self.after {
-                        After::Pass => None,
-                        After::Drop(pin) => Some(pin),
-                    },
-                };
-                Ok(Program::attach(attach)?.into_descriptors().into())
+                self.remove_leftovers();
+                Program::attach_for_flows((*engine, flows), parameters, &pins::path_of_flows(&self.interface))
             }
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
@@ -203,5 +227,18 @@ impl DriverConfig for Config {
 
     fn interface(&self) -> Option<&str> {
         Some(&self.interface)
+    }
+
+    fn set_flows(&mut self, flows: Flows) -> bool {
+        self.flows = Some(flows);
+        true
+    }
+
+    fn clear_flows(&mut self) {
+        self.flows = None;
+    }
+
+    fn redirects_natively(&self) -> bool {
+        self.mode == Mode::Native
     }
 }

@@ -146,9 +146,7 @@ impl Socket {
             );
         }
         config.fits(&interface)?;
-        let program = opener
-            .open_all(&Object::XdpProgram { frags: config.multi_buffer })
-            .and_then(Program::of)
+        let program = Program::open(config, opener)
             .map_err(|error| config.refused("attaching the XDP program", error))?;
         let program = Arc::new(program);
         let reopened = Reopened::new(Mutex::new((0..queues).map(|_| None).collect()));
@@ -243,11 +241,14 @@ impl Socket {
             }
             let program = match &shared {
                 Some(program) => Arc::clone(program),
-                None => Arc::new(Program::of([map, link]).map_err(io)?),
+                None => Arc::new(Program::adopt([map, link], config, opener).map_err(io)?),
             };
             shared = Some(Arc::clone(&program));
             let size = config.chunks / 2;
             let fd = socket.as_fd();
+            if config.flows.is_some() {
+                program.serve(queue as u32, fd).map_err(io)?;
+            }
             let [rx, tx, fill, completion] = offsets(fd).map_err(io)?;
             let page = |offset: libc::off_t| offset as u64;
             Ok(Self {
@@ -564,6 +565,9 @@ impl Port for Socket {
     }
 
     fn resume(&mut self) {
+        if let Err(error) = self.program.resume() {
+            log::warn!("{}: flows are not offloaded: {error}", self.config.interface);
+        }
         self.fill.resume();
         self.completion.resume();
         self.rx.resume();

@@ -11,13 +11,21 @@
 //! interface works as before (fail open). A link that is pinned in a bpf file system persists. With `XDP_DROP` the interface then
 //! drops all frames (fail closed) until the port is opened again or the pin is removed.
 //!
+//! With flow offload, the program is that of `bpf/offload_xdp.bpf.c`, which redirects the frames of decided flows to their egress
+//! interface, and all others as this one does. Its link is pinned if flows outlive the process. An engine that takes a port over puts its
+//! own program into the link, because each engine has maps of its own.
+//!
 //! References: linux/bpf.h, Documentation/bpf/map_xskmap.rst.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::{After, Config};
+use crate::offload::{self, Flows};
 use crate::sys::{self, WordMap};
+use crate::{Object, Opener, pins};
 
 /// BPF_MAP_TYPE_XSKMAP, BPF_PROG_TYPE_XDP, BPF_XDP (attach type), BPF_F_XDP_HAS_FRAGS.
 const XSKMAP: u32 = 17;
@@ -40,6 +48,10 @@ pub(super) struct Program {
     map: WordMap,
     /// Closing it detaches the program, unless it is pinned.
     link: OwnedFd,
+    /// The program for flows.
+    flows: Option<OwnedFd>,
+    /// A pinned link would stay: the program is detached. Not one that another process has attached, or uses now: it may continue.
+    ends: AtomicBool,
 }
 
 /// Parameters of the attachment.
@@ -55,32 +67,89 @@ pub(super) struct Attach<'a> {
 }
 
 impl Program {
-    pub(super) fn attach(attach: Attach<'_>) -> io::Result<Self> {
+    /// Loads and attaches the program. Returns the map of sockets and the link.
+    pub(super) fn attach(attach: Attach<'_>) -> io::Result<Vec<OwnedFd>> {
         let map = WordMap::new(XSKMAP, QUEUES)?;
         let program = load(map.as_fd(), attach)?;
-        let link = match attach.pin {
-            Some(pin) => pinned(program.as_fd(), attach, pin)?,
-            None => link(program.as_fd(), attach)?,
-        };
-        Ok(Self { map, link })
+        let link = attach.link(program.as_fd())?;
+        Ok(vec![map.into(), link])
     }
 
-    /// Takes over a program that another process attached, by its map and its link.
+    /// Loads the program for flows of an engine. Returns the map of sockets and the program.
+    pub(super) fn load_for_flows(
+        (engine, flows): (u32, Flows),
+        attach: Attach<'_>,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let map = WordMap::new(XSKMAP, QUEUES)?;
+        let Attach { index, frags, pin, .. } = attach;
+        let xdp = offload::Xdp { index, sockets: map.as_fd(), closed: pin.is_some(), frags };
+        let program = offload::load_xdp(engine, flows.entries, xdp)?;
+        Ok(vec![map.into(), program])
+    }
+
+    /// As [`load_for_flows`](Self::load_for_flows), and attaches the program. Returns also the link, and the link again if it stays with
+    /// the entries of a process that is killed; `pin` is its file in an open port.
+    pub(super) fn attach_for_flows(
+        (engine, flows): (u32, Flows),
+        attach: Attach<'_>,
+        pin: &Path,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let mut descriptors = Self::load_for_flows((engine, flows), attach)?;
+        let link = attach.link(descriptors[1].as_fd())?;
+        let stays = flows.outlive && (attach.pin.is_some() || pins::replace(pin, link.as_fd()).is_ok());
+        let again = stays.then(|| link.try_clone()).transpose()?;
+        descriptors.extend([link].into_iter().chain(again));
+        Ok(descriptors)
+    }
+
+    /// Gets the attached program of a port.
+    pub(super) fn open(config: &Config, opener: &Opener) -> io::Result<Self> {
+        let (frags, closed) = (config.multi_buffer, config.after != After::Pass);
+        let Some(flows) = config.flows else {
+            let [map, link] = opener.open_all(&Object::XdpProgram { frags })?;
+            return Ok(Self { map: WordMap::of(map)?, link, flows: None, ends: AtomicBool::new(false) });
+        };
+        let object = Object::XdpFlowProgram { engine: std::process::id(), frags, attach: true };
+        let mut descriptors = opener.open(&object)?.into_iter();
+        let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidData);
+        let (map, program, link) = (next()?, next()?, next()?);
+        if flows.outlive && next().is_err() {
+            log::warn!(
+                "`{}`: offloaded flows end with the engine: `fail = \"open\"` needs a BPF file system at /sys/fs/bpf",
+                config.interface
+            );
+        }
+        Ok(Self { map: WordMap::of(map)?, link, flows: Some(program), ends: AtomicBool::new(!closed) })
+    }
+
+    /// Takes over a program that another process attached, by its map and its link. With offload, it gets a program of its own, with a map
+    /// of its own, which [`resume`](Self::resume) attaches.
     ///
     /// # Errors
     ///
-    /// Fails if the first descriptor is not a map of 32-bit keys and values.
-    pub(super) fn of([map, link]: [OwnedFd; 2]) -> io::Result<Self> {
-        Ok(Self { map: WordMap::of(map)?, link })
+    /// Fails if the first descriptor is not a map of 32-bit keys and values, and if the opener does.
+    pub(super) fn adopt([map, link]: [OwnedFd; 2], config: &Config, opener: &Opener) -> io::Result<Self> {
+        let ends = AtomicBool::new(false);
+        if config.flows.is_none() {
+            return Ok(Self { map: WordMap::of(map)?, link, flows: None, ends });
+        }
+        let (engine, frags) = (std::process::id(), config.multi_buffer);
+        let [map, program] = opener.open_all(&Object::XdpFlowProgram { engine, frags, attach: false })?;
+        Ok(Self { map: WordMap::of(map)?, link, flows: Some(program), ends })
     }
 
-    /// Its map and its link.
-    pub(super) fn into_descriptors(self) -> [OwnedFd; 2] {
-        [self.map.into(), self.link]
+    /// The program of this process decides on the frames from now on. All its sockets are in its map.
+    pub(super) fn resume(&self) -> io::Result<()> {
+        match &self.flows {
+            Some(program) => sys::bpf_relink(self.link.as_fd(), program.as_fd()),
+            None => Ok(()),
+        }
     }
 
-    /// Copies of its map and its link, for another process.
+    /// Copies of its map and its link, for another process, which may continue the program.
     pub(super) fn descriptors(&self) -> io::Result<[OwnedFd; 2]> {
+        // Relaxed: the last socket is dropped after this.
+        self.ends.store(false, Ordering::Relaxed);
         Ok([self.map.as_fd().try_clone_to_owned()?, self.link.try_clone()?])
     }
 
@@ -95,6 +164,25 @@ impl Program {
     /// Redirects frames of `queue` to `socket`.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.map.set(queue, socket.as_raw_fd() as u32)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Relaxed: as in `descriptors`.
+        if self.ends.load(Ordering::Relaxed) {
+            // The file of a pinned link has no effect afterwards; the next engine removes it.
+            self.detach(false);
+        }
+    }
+}
+
+impl Attach<'_> {
+    fn link(self, program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        match self.pin {
+            Some(pin) => pinned(program, self, pin),
+            None => link(program, self),
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Flow offload: the kernel forwards packets of flows that are decided.
 //!
 //! The kernel's part is `bpf/offload.bpf.c`: a filter of the packet sockets and a program at the tc ingress hook of each `af_packet`
-//! port. They share a map of flows. An entry names a slot with the egress interface, the Ethernet addresses of a route, and counters.
+//! port, and `bpf/offload_xdp.bpf.c`: the XDP program of each `af_xdp` port. They share a map of flows. An entry names a slot with the egress interface, the Ethernet addresses of a route, and counters.
 //! The slots are mapped into the engine's memory: counters are read, and an entry is ended, without a system call.
 //!
-//! A frame that matches an entry is redirected, and no packet socket of the engine receives it. All other frames take the path that
+//! A frame that matches an entry is redirected, and no socket of the engine receives it. All other frames take the path that
 //! they take without offload. Never redirected: TCP segments with SYN, FIN or RST or without ACK, fragments, IPv4 options, IPv6
 //! extension headers, malformed packets, protocols other than TCP and UDP, packets above the MTU of the egress interface (of a frame
-//! to be segmented, its segments); on a route, also packets whose hop limit expires, and frames for another Ethernet address.
+//! to be segmented, its segments); on a route, also packets whose hop limit expires, and frames for another Ethernet address. XDP programs
+//! leave frames to the engine that are to be segmented, or whose checksum is to be completed.
 //!
 //! When the engine is killed, the entries end with it, or stay until their lifetime ends ([`Flows::outlive`]): the link of the program is then
 //! pinned, and the program decides without a socket once the [heartbeat](FlowMap::beat) is old.
@@ -17,10 +18,11 @@
 //! Privileges: loading and attaching need CAP_BPF and CAP_NET_ADMIN. The engine needs none: since Linux 5.19, a map is changed by the
 //! right to its descriptor, also with `kernel.unprivileged_bpf_disabled`. Needs tcx links (Linux 6.6).
 //!
-//! Not supported: XDP ports, IPv6 link-local addresses, tunnels, frames with several VLAN tags.
+//! Not supported: IPv6 link-local addresses, tunnels, frames with several VLAN tags.
 
 mod program;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,9 +31,10 @@ use std::time::Duration;
 
 use towpath_metrics::metrics;
 
-pub(crate) use self::program::{attach, load};
+pub(crate) use self::program::{Xdp, attach, load, load_xdp};
 use crate::interface::Interface;
 use crate::mapping::Mapping;
+use crate::probe::{self, XdpFeatures};
 use crate::{Error, LinkType, Object, Opener, State, sys};
 
 /// Bytes of a key and of a slot (`struct key`, `struct slot`).
@@ -45,15 +48,18 @@ const FLAGS: usize = 2;
 const MACS: usize = 3;
 const DEADLINE: usize = 4;
 const LIFETIME: usize = 5;
+const OWN: usize = 6;
 const PACKETS: usize = 8;
 const BYTES: usize = 9;
 const ACK: usize = 10;
 const RST: usize = 11;
-/// `ROUTE` and `ANY_VLAN` of the C source.
+/// `ROUTE`, `ANY_VLAN`, `ONE_BUFFER` and `DROP` of the C source.
 const ROUTE: u32 = 1;
 const ANY_VLAN: u32 = 2;
+const ONE_BUFFER: u32 = 4;
+const DROP: u32 = 8;
 /// Entries of `stats`.
-const STATS: u32 = 9;
+const STATS: u32 = 12;
 /// Most entries.
 pub const ENTRIES_MAX: u32 = 4 << 20;
 
@@ -115,7 +121,7 @@ impl FlowKey {
 }
 
 /// What the kernel does with the frames of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Index of the egress interface.
     pub ifindex: u32,
@@ -123,8 +129,23 @@ pub struct Redirect {
     pub mtu: u32,
     /// Also frames with a VLAN tag, which they keep. For keys without a VLAN.
     pub any_vlan: bool,
-    /// Of a routed packet: the new Ethernet addresses, destination and source. Its hop limit is decremented.
-    pub route: Option<([u8; 6], [u8; 6])>,
+    /// The interface takes no frames of several buffers from native XDP programs.
+    pub one_buffer: bool,
+    /// The frames are dropped. The interface and its MTU do not count.
+    pub drop: bool,
+    /// Of a routed packet. Its hop limit is decremented.
+    pub route: Option<Route>,
+}
+
+/// The Ethernet addresses of a routed packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Route {
+    /// Its new destination.
+    pub to: [u8; 6],
+    /// Its new source.
+    pub from: [u8; 6],
+    /// The address of the ingress interface, to which it was sent. XDP programs compare it; the kernel does for others.
+    pub own: [u8; 6],
 }
 
 /// The counters of an entry since it was written.
@@ -149,6 +170,10 @@ metrics! {
         pub forwarded_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub forwarded_bytes: counter bytes,
+        /// Frames of blocked flows that the kernel dropped.
+        pub dropped_packets: counter packets,
+        /// Bytes of the IP packets in these frames.
+        pub dropped_bytes: counter bytes,
         /// Frames of flows without an entry.
         pub no_entry: counter packets as "missed": "Frames that took the path through the engine, by reason." (reason = "no_entry"),
         /// Frames of an entry that a change has ended.
@@ -163,6 +188,8 @@ metrics! {
         pub mtu: counter packets as "missed" (reason = "mtu"),
         /// Frames of a routed flow for another Ethernet address.
         pub other_host: counter packets as "missed" (reason = "other_host"),
+        /// Frames at an XDP program whose checksum the sender has left to the interface.
+        pub partial: counter packets as "missed" (reason = "partial"),
     }
 }
 
@@ -306,8 +333,20 @@ impl FlowMap {
             sys::bpf_lookup_words(self.stats.as_fd(), index, &mut values)?;
             *sum = values.iter().sum();
         }
-        let [forwarded_packets, forwarded_bytes, no_entry, stale, control, not_plain, ttl, mtu, other_host] =
-            sums;
+        let [
+            forwarded_packets,
+            forwarded_bytes,
+            no_entry,
+            stale,
+            control,
+            not_plain,
+            ttl,
+            mtu,
+            other_host,
+            partial,
+            dropped_packets,
+            dropped_bytes,
+        ] = sums;
         Ok(PathStats {
             forwarded_packets,
             forwarded_bytes,
@@ -318,6 +357,9 @@ impl FlowMap {
             ttl,
             mtu,
             other_host,
+            partial,
+            dropped_packets,
+            dropped_bytes,
         })
     }
 
@@ -327,19 +369,23 @@ impl FlowMap {
 }
 
 /// The words that a redirect sets, with their positions.
-fn redirect_words(Redirect { ifindex, mtu, any_vlan, route }: Redirect) -> [(usize, u64); 3] {
-    let (to, from) = route.unwrap_or_default();
-    let flags = if route.is_some() { ROUTE } else { 0 } | if any_vlan { ANY_VLAN } else { 0 };
-    let mut bytes = [0; 16];
+fn redirect_words(
+    Redirect { ifindex, mtu, any_vlan, one_buffer, drop, route }: Redirect,
+) -> [(usize, u64); 4] {
+    let Route { to, from, own } = route.unwrap_or_default();
+    let flags = [(route.is_some(), ROUTE), (any_vlan, ANY_VLAN), (one_buffer, ONE_BUFFER), (drop, DROP)];
+    let flags: u32 = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag).sum();
+    let mut bytes = [0; 24];
     bytes[..4].copy_from_slice(&flags.to_ne_bytes());
     bytes[4..10].copy_from_slice(&to);
-    bytes[10..].copy_from_slice(&from);
-    let word = |half: usize| {
+    bytes[10..16].copy_from_slice(&from);
+    bytes[16..22].copy_from_slice(&own);
+    let word = |at: usize| {
         let mut word = [0; 8];
-        word.copy_from_slice(&bytes[8 * half..8 * half + 8]);
+        word.copy_from_slice(&bytes[8 * at..8 * at + 8]);
         u64::from_ne_bytes(word)
     };
-    [(EGRESS, u64::from(ifindex) | u64::from(mtu) << 32), (FLAGS, word(0)), (MACS, word(1))]
+    [(EGRESS, u64::from(ifindex) | u64::from(mtu) << 32), (FLAGS, word(0)), (MACS, word(1)), (OWN, word(2))]
 }
 
 /// The programs on one interface. Dropping it detaches the program at the ingress hook.
@@ -394,6 +440,8 @@ pub struct Link {
     pub mtu: u32,
     /// Its Ethernet address.
     pub address: Option<[u8; 6]>,
+    /// What its driver can do with XDP, where a native program redirects to it.
+    pub xdp: Option<XdpFeatures>,
 }
 
 /// Reads the properties of interfaces, and learns when one changes.
@@ -434,7 +482,12 @@ impl Links {
     pub fn get(&self, name: &str) -> Option<Link> {
         let found: Result<Interface, Error> = Interface::find(&self.control, name);
         let found = found.ok().filter(|it| it.state == State::Up && it.link == LinkType::ETHERNET)?;
-        Some(Link { ifindex: found.index, mtu: found.mtu, address: found.address })
+        Some(Link { ifindex: found.index, mtu: found.mtu, address: found.address, xdp: None })
+    }
+
+    /// What the drivers can do with XDP, by index of the interface; empty before Linux 6.3.
+    pub fn xdp_features(&self) -> HashMap<u32, XdpFeatures> {
+        probe::xdp_features().unwrap_or_default()
     }
 }
 

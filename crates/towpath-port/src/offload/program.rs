@@ -3,8 +3,9 @@
 //! The programs of all ports of an engine share the maps, so they are loaded once for each engine. During an upgrade, the launcher has those
 //! of two engines, which share sockets: each engine has maps of its own, and the filter of a socket is that of the engine that receives.
 
+use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,15 +15,25 @@ use aya::{Ebpf, EbpfLoader};
 
 use crate::host_filter::{Actions, Filter};
 use crate::offload::Flows;
+use crate::sys::WordMap;
 use crate::{pins, sys};
 
 /// BPF_PROG_TYPE_SOCKET_FILTER, BPF_TCX_INGRESS, BPF_F_BEFORE (linux/bpf.h).
 const PROG_SOCKET_FILTER: u32 = 1;
 const TCX_INGRESS: u32 = 46;
 const BEFORE: u32 = 1 << 3;
+/// BPF_PROG_TYPE_XDP, BPF_XDP, BPF_F_XDP_HAS_FRAGS, BPF_MAP_TYPE_DEVMAP_HASH.
+const PROG_XDP: u32 = 6;
+const ATTACH_XDP: u32 = 37;
+const HAS_FRAGS: u32 = 1 << 5;
+const DEVMAP_HASH: u32 = 25;
+/// Limit on interfaces, as in `bpf/offload_xdp.bpf.c`.
+const INTERFACES: u32 = 1024;
 
 /// The object, compiled from `bpf/offload.bpf.c`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload.bpf.o");
+/// The object, compiled from `bpf/offload_xdp.bpf.c`.
+static XDP_OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload_xdp.bpf.o");
 
 /// What a process has loaded.
 struct Loaded {
@@ -35,6 +46,8 @@ struct Loaded {
     filter: OwnedFd,
     /// `flows`, `slots`, `epoch`, `stats`, `filters`.
     maps: [OwnedFd; 5],
+    /// The interfaces to which XDP programs redirect.
+    egress: WordMap,
 }
 
 /// By the engine and the number of entries: an engine has one, the tests of a process may have several.
@@ -68,10 +81,34 @@ pub(crate) fn attach(
         if !loaded.replaces {
             let _ = pins::remove(pin);
         }
+        loaded.egress.set(index, index)?;
         let link = sys::bpf_link(loaded.redirect.as_fd(), index, TCX_INGRESS, BEFORE)?;
         let pinned = outlive && !loaded.replaces && pins::replace(pin, link.as_fd()).is_ok();
         let again = pinned.then(|| link.try_clone()).transpose()?;
         Ok([link, filter].into_iter().chain(again).collect())
+    })
+}
+
+/// An XDP program for flows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Xdp<'a> {
+    /// The index of its interface.
+    pub(crate) index: u32,
+    /// The map of its sockets.
+    pub(crate) sockets: BorrowedFd<'a>,
+    /// Frames of queues without a socket are dropped.
+    pub(crate) closed: bool,
+    /// Support frames of several buffers.
+    pub(crate) frags: bool,
+}
+
+/// Loads the XDP program for an interface. Programs of other interfaces may redirect to it from now on.
+pub(crate) fn load_xdp(engine: u32, entries: u32, xdp: Xdp<'_>) -> io::Result<OwnedFd> {
+    with((engine, entries), |loaded| {
+        let code = loaded.xdp_code(xdp)?;
+        let program = sys::bpf_load(PROG_XDP, &code, if xdp.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)?;
+        loaded.egress.set(xdp.index, xdp.index)?;
+        Ok(program)
     })
 }
 
@@ -113,7 +150,36 @@ impl Loaded {
         };
         let maps = [map("flows")?, map("slots")?, map("epoch")?, map("stats")?, map("filters")?];
         sys::bpf_set_program(maps[4].as_fd(), 0, filter.as_fd())?;
-        Ok(Self { engine, entries, replaces: false, redirect, filter, maps })
+        let egress = WordMap::new(DEVMAP_HASH, INTERFACES)?;
+        Ok(Self { engine, entries, replaces: false, redirect, filter, maps, egress })
+    }
+
+    /// The instructions of an XDP program with these maps. aya itself would give each program maps of its own.
+    fn xdp_code(&self, xdp: Xdp<'_>) -> io::Result<Vec<u64>> {
+        let mut object = aya_obj::Object::parse(XDP_OBJECT).map_err(error_of)?;
+        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+        let declared = object.maps.clone();
+        let [flows, slots, epoch, stats, _] = &self.maps;
+        let maps = [
+            ("flows", flows.as_fd()),
+            ("slots", slots.as_fd()),
+            ("epoch", epoch.as_fd()),
+            ("stats", stats.as_fd()),
+            ("sockets", xdp.sockets),
+            ("egress", self.egress.as_fd()),
+        ];
+        let maps =
+            maps.into_iter().filter_map(|(name, fd)| Some((name, fd.as_raw_fd(), declared.get(name)?)));
+        object.relocate_maps(maps, &sections).map_err(error_of)?;
+        let name = if xdp.closed { "flow_closed" } else { "flow_open" };
+        let program = object.programs.get(name).and_then(|it| object.functions.get(&it.function_key()));
+        let missing = || io::Error::other(format!("the object has no program `{name}`"));
+        // struct bpf_insn: code, registers (destination in the lower half), offset, immediate.
+        let word = |it: &aya_obj::generated::bpf_insn| {
+            let ([a, b], [c, d, e, f]) = (it.off.to_ne_bytes(), it.imm.to_ne_bytes());
+            u64::from_ne_bytes([it.code, it.dst_reg() | it.src_reg() << 4, a, b, c, d, e, f])
+        };
+        Ok(program.ok_or_else(missing)?.instructions.iter().map(word).collect())
     }
 }
 

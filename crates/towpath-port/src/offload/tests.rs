@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
 use super::*;
 use crate::netns::{Host, ip, until, veth, within};
 use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
@@ -101,7 +103,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
             let sent = senders[usize::from(port) - 7].send_to(b"12345678", ("10.0.0.2", port));
             assert_eq!(sent.unwrap(), 8);
         };
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, ..Redirect::default() };
         map.write(3, redirect, 7);
         let (written, result) = map.insert(&[(key(from.ifindex, 7), 3)]);
         assert!(result.is_ok() && written == 1);
@@ -152,7 +154,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
 fn a_full_map_refuses_entries() {
     within(|| {
         let World { map, links: [from, to], .. } = world();
-        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan: false, route: None };
+        let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, ..Redirect::default() };
         let entries: Vec<_> =
             (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
         (0..ENTRIES).for_each(|slot| map.write(slot, redirect, 7));
@@ -191,5 +193,21 @@ fn the_host_filter_comes_first() {
         assert_eq!(received(&mut *ports[0], 7), 0);
         // The program for flows has seen the packet that the port gets.
         assert!(map.stats().unwrap().no_entry >= 1);
+    });
+}
+
+/// The verifier accepts the programs of a thread with the privileges of the engine's launcher, without CAP_PERFMON.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn xdp_programs_load() {
+    within(|| {
+        let sockets = crate::sys::WordMap::new(17, 64).unwrap();
+        let bits = CapabilitySet::NET_ADMIN | CapabilitySet::BPF;
+        let own = CapabilitySets { effective: bits, permitted: bits, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, own).unwrap();
+        for (closed, frags) in [(false, true), (true, false)] {
+            let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
+            load_xdp(std::process::id(), 2 * ENTRIES, xdp).unwrap();
+        }
     });
 }

@@ -264,7 +264,7 @@ mod tests {
             ],
         ),
         ("control", &["socket", "owner", "group", "mode"]),
-        ("offload", &["after", "rules", "fail", "entries"]),
+        ("offload", &["after", "rules", "deny", "fail", "entries"]),
         ("metrics", &["listen", "group", "mode"]),
         ("ipfix", &["collector", "domain", "active-timeout", "template-refresh", "mtu", "starts"]),
         ("events", &["output", "include"]),

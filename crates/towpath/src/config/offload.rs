@@ -13,6 +13,8 @@ pub struct Offload {
     pub after: u64,
     /// The states of all rules; otherwise those of rules with `offload`.
     pub all: bool,
+    /// The kernel drops the packets of flows that inspectors block.
+    pub deny: bool,
     /// Entries of the map.
     pub entries: u32,
     /// Flows go on until their lifetime ends if the engine is killed (`fail = "open"`).
@@ -28,7 +30,7 @@ impl Offload {
 
 impl Default for Offload {
     fn default() -> Self {
-        Self { after: 2, all: false, entries: 65_536, outlive: true }
+        Self { after: 2, all: false, deny: false, entries: 65_536, outlive: true }
     }
 }
 
@@ -39,6 +41,7 @@ pub(super) fn take<S>(top: &Table<'_, '_>, ports: &mut [(S, Port)]) -> Option<Of
     let offload = Offload {
         after: table.number("after").unwrap_or(default.after),
         all: table.word("rules") == Some("all"),
+        deny: table.flag("deny").unwrap_or(false),
         entries,
         outlive: table.word("fail") != Some("closed"),
     };
@@ -47,8 +50,9 @@ pub(super) fn take<S>(top: &Table<'_, '_>, ports: &mut [(S, Port)]) -> Option<Of
         any |= port.driver.set_flows(offload.flows());
     }
     if !any {
-        let names = driver::names().map(|(name, _)| name).filter(|name| *name == "af_packet");
-        let hint = format!("use {} ports, or remove the table", names.collect::<Vec<_>>().join(", "));
+        let names =
+            driver::names().map(|(name, _)| name).filter(|name| ["af_packet", "af_xdp"].contains(name));
+        let hint = format!("use {} ports, or remove the table", names.collect::<Vec<_>>().join(" or "));
         top.wrong(&table.span, "no port of this configuration can offload flows".to_owned(), hint);
     }
     table.finish();

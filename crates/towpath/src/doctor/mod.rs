@@ -613,7 +613,7 @@ mod tests {
                 rx_queues: 4,
                 threaded: Some(true),
                 interrupts: ["0", "1", "2", "3"].map(str::to_owned).into(),
-                xdp: Some(XdpFeatures { native: true, zero_copy: true, multi_buffer: false }),
+                xdp: Some(XdpFeatures { native: true, zero_copy: true, ..XdpFeatures::default() }),
                 offloads: Some(Vec::new()),
                 ..Interface::default()
             }],

@@ -11,13 +11,15 @@ use towpath_engine::router::{Directory, NextHop};
 use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
-    Cursor, Direction, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Name, Origin,
-    RecordedPort, RuleId, Segment,
+    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, RuleId,
+    Segment,
 };
-use towpath_gate::{PortId, StateHit, Unseen, Walker};
-use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Links, Redirect};
+use towpath_gate::{FlowDecision, PortId, StateHit, Unseen, Walker};
+use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
+use super::interfaces::Interfaces;
+use super::keys::{StateKey, flow_key, state_keys};
 use super::reasons::{is_established, is_transient, may_change};
 use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
@@ -31,9 +33,6 @@ const DUMPED: usize = 1024;
 const LOOKED: usize = 4 * EXAMINED;
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
-
-/// A state: its flow in the direction of its first packet, and its name.
-type StateKey = (Flow, Name);
 
 /// An entry of the map.
 #[derive(Debug)]
@@ -73,12 +72,9 @@ pub(super) struct Table {
     walker: Walker,
     journal: JournalReader,
     topology: Topology,
-    interfaces: Vec<Option<String>>,
+    interfaces: Interfaces,
     directory: Option<Arc<Directory>>,
     start: Instant,
-    links: Links,
-    /// By port.
-    known_links: Vec<Option<Link>>,
     entries: HashMap<FlowKey, Entry>,
     by_state: HashMap<StateKey, Vec<FlowKey>>,
     free: Vec<u32>,
@@ -106,13 +102,13 @@ impl Table {
         map: Arc<FlowMap>,
         config: config::Offload,
         parts: Parts,
-        links: Links,
+        interfaces: Interfaces,
         verdicts: VerdictReader,
     ) -> Self {
-        let Parts { walker, journal, topology, interfaces, directory, start } = parts;
+        let Parts { walker, journal, topology, directory, start, .. } = parts;
         let capacity = map.capacity();
         let now = Instant::now();
-        let mut table = Self {
+        Self {
             map,
             config,
             walker,
@@ -121,8 +117,6 @@ impl Table {
             interfaces,
             directory,
             start,
-            links,
-            known_links: Vec::new(),
             entries: HashMap::new(),
             by_state: HashMap::new(),
             free: (0..capacity).rev().collect(),
@@ -138,9 +132,7 @@ impl Table {
             ticked: now,
             active: now,
             stats: OffloadStats { capacity: capacity.into(), ..OffloadStats::default() },
-        };
-        table.read_links();
-        table
+        }
     }
 
     pub(super) fn stats(&self) -> OffloadStats {
@@ -157,7 +149,8 @@ impl Table {
     pub(super) fn step(&mut self, now: Instant) -> bool {
         self.map.beat();
         self.walker.catch_up();
-        if self.links.changed() && self.read_links() {
+        let tick = now.saturating_duration_since(self.ticked) >= TICK;
+        if self.interfaces.have_changed(tick) {
             self.map.set_epoch(|epoch| {
                 let links = ((epoch >> LINKS) as u16).wrapping_add(1);
                 epoch & !LINK_BITS | u64::from(links) << LINKS
@@ -169,7 +162,7 @@ impl Table {
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
         busy |= self.sweep(now);
-        if now.saturating_duration_since(self.ticked) >= TICK {
+        if tick {
             self.ticked = now;
             self.drain();
             self.confirm_neighbors();
@@ -211,7 +204,7 @@ impl Table {
         self.verdicts.forget_after_gap();
         for _ in 0..EXAMINED {
             let Some(announced) = self.verdicts.read() else { return false };
-            if announced.verdict.passes() {
+            if announced.verdict.passes() || self.config.deny && announced.verdict.drops() {
                 let at = self.now();
                 let offered = self.offer_direction(None, &announced.flow, announced.arrival, at);
                 if offered.is_err_and(is_transient) {
@@ -220,18 +213,6 @@ impl Table {
             }
         }
         true
-    }
-
-    /// Reads the properties of the interfaces. Returns true if one has changed.
-    fn read_links(&mut self) -> bool {
-        let links: Vec<_> = self
-            .interfaces
-            .iter()
-            .map(|name| name.as_deref().and_then(|name| self.links.get(name)))
-            .collect();
-        let changed = links != self.known_links;
-        self.known_links = links;
-        changed
     }
 
     fn read_journal(&mut self, now: Instant) -> bool {
@@ -398,7 +379,7 @@ impl Table {
         };
         let forward = self.offer_direction(Some(state), &flow, arrival, at);
         let mut later = forward.is_err_and(is_transient);
-        let egress = forward.ok().or(bridged);
+        let egress = forward.ok().flatten().or(bridged);
         // Replies arrive by the port that the packets leave by, with the same tag.
         let vlan = self.topology.interface_of(arrival).and_then(|(_, vlan)| vlan);
         let out = egress.and_then(|egress| self.topology.interface_of(egress));
@@ -408,18 +389,18 @@ impl Table {
         later
     }
 
-    /// Returns the egress port if there is an entry now.
+    /// Returns the egress port if there is an entry now, unless it drops packets.
     fn offer_direction(
         &mut self,
         state: Option<&StateKey>,
         flow: &Flow,
         arrival: PortId,
         at: Time,
-    ) -> Result<PortId, NoPath> {
+    ) -> Result<Option<PortId>, NoPath> {
         let (key, path, redirect, neighbor) = self
             .prepare(flow, arrival, at)
             .inspect_err(|reason| self.stats.not_offloaded += u64::from(!may_change(*reason)))?;
-        let egress = path.egress;
+        let egress = (!path.walk.blocked).then_some(path.egress);
         if !self.entries.contains_key(&key) {
             self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
         }
@@ -439,24 +420,29 @@ impl Table {
         now: Time,
     ) -> Result<(FlowKey, FlowPath, Redirect, Option<(u16, IpAddr)>), NoPath> {
         let verdicts = &self.verdicts;
-        let passes = |queue, flow: &Flow| verdicts.passing(queue, flow, now).map(|verdict| verdict.mark());
-        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now, &passes)?;
+        let decisions = |queue, flow: &Flow| {
+            let verdict = verdicts.deciding(queue, flow, now)?;
+            let (mark, mask) = verdict.mark();
+            let pass = verdict.passes().then_some(FlowDecision::Pass(mark, mask));
+            pass.or_else(|| self.config.deny.then_some(FlowDecision::Drop))
+        };
+        let path = flow_path(&mut self.walker, &self.topology, flow, arrival, now, &decisions)?;
         if !(self.config.all || path.walk.marked || !path.walk.verdicts.is_empty()) {
             return Err(NoPath::NotMarked);
         }
-        for hit in &path.walk.states {
+        for hit in path.walk.states.iter().filter(|_| !path.walk.blocked) {
             let state = self.walker.states_mut().listed(&hit.flow, Lookup::Named(hit.name), now);
             if !state.is_some_and(|state| is_established(&state)) {
                 return Err(NoPath::NotEstablished);
             }
         }
         let (interface, vlan) = self.topology.interface_of(arrival).ok_or(NoPath::Port)?;
+        if path.walk.blocked {
+            let (key, redirect) = self.blocked(flow, (arrival, interface, vlan))?;
+            return Ok((key, path, redirect, None));
+        }
         let (out, _) = self.topology.interface_of(path.egress).ok_or(NoPath::Port)?;
-        let link = |at: usize| match self.interfaces.get(at) {
-            Some(Some(_)) => self.known_links.get(at).copied().flatten().ok_or(NoPath::Down),
-            _ => Err(NoPath::Port),
-        };
-        let (from, to) = (link(interface)?, link(out)?);
+        let (from, to, one_buffer) = self.interfaces.pair(interface, out)?;
         let mut neighbor = None;
         let route = match path.next_hop {
             None => None,
@@ -471,22 +457,33 @@ impl Table {
                     }
                     NextHop::None => None,
                 };
-                Some((mac.ok_or(NoPath::NoRoute)?, to.address.ok_or(NoPath::NoRoute)?))
+                let address = |link: Link| link.address.ok_or(NoPath::NoRoute);
+                Some(Route { to: mac.ok_or(NoPath::NoRoute)?, from: address(to)?, own: address(from)? })
             }
         };
-        let (src, dst) = flow.ends.addresses();
-        let key = FlowKey {
-            src,
-            dst,
-            ifindex: from.ifindex,
-            src_port: flow.src_port,
-            dst_port: flow.dst_port,
-            vlan,
-            proto: flow.proto,
-        };
+        let key = flow_key(flow, from.ifindex, vlan);
         // A bridge forwards all tags alike if none has a port of its own.
         let any_vlan = route.is_none() && !self.topology.has_vlans(interface);
-        Ok((key, path, Redirect { ifindex: to.ifindex, mtu: to.mtu, any_vlan, route }, neighbor))
+        let (ifindex, mtu) = (to.ifindex, to.mtu);
+        Ok((key, path, Redirect { ifindex, mtu, any_vlan, one_buffer, drop: false, route }, neighbor))
+    }
+
+    /// The entry of a flow whose packets are dropped.
+    fn blocked(
+        &self,
+        flow: &Flow,
+        (arrival, interface, vlan): (PortId, usize, Option<u16>),
+    ) -> Result<(FlowKey, Redirect), NoPath> {
+        let from = self.interfaces.link(interface)?;
+        // A router drops only what it receives.
+        let routes = !matches!(self.topology.mode(arrival), Some(ForwardMode::Bridge { .. }));
+        let route = match routes {
+            true => Some(Route { own: from.address.ok_or(NoPath::NoRoute)?, ..Route::default() }),
+            false => None,
+        };
+        let any_vlan = !routes && !self.topology.has_vlans(interface);
+        let redirect = Redirect { drop: true, any_vlan, route, ..Redirect::default() };
+        Ok((flow_key(flow, from.ifindex, vlan), redirect))
     }
 
     fn insert(
@@ -533,7 +530,7 @@ impl Table {
         self.entries.insert(key, entry);
         if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
             self.remove(&key, Instant::now());
-        } else if self.config.outlive {
+        } else if self.config.outlive && !redirect.drop {
             let at = self.now();
             self.outlive(&key, at);
         }
@@ -606,7 +603,7 @@ impl Table {
         let Some(entry) = self.entries.get_mut(key) else { return true };
         let before = entry.seen.packets;
         let live = settle(&self.map, &mut self.walker, entry, at);
-        if self.config.outlive && entry.seen.packets != before {
+        if self.config.outlive && !entry.redirect.drop && entry.seen.packets != before {
             self.outlive(key, at);
         }
         live
@@ -623,7 +620,7 @@ impl Table {
         let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
         let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
         for key in both.into_iter().flatten().chain([key]) {
-            if let Some(entry) = self.entries.get(key) {
+            if let Some(entry) = self.entries.get(key).filter(|entry| !entry.redirect.drop) {
                 self.map.outlive(entry.slot, lifetime);
             }
         }
@@ -657,7 +654,8 @@ impl Table {
         let mut known: HashMap<(u16, IpAddr), Option<[u8; 6]>> = HashMap::new();
         let mut moved = Vec::new();
         for (key, entry) in &self.entries {
-            let (Some((port, address)), Some((mac, _))) = (entry.neighbor, entry.redirect.route) else {
+            let (Some((port, address)), Some(Route { to: mac, .. })) = (entry.neighbor, entry.redirect.route)
+            else {
                 continue;
             };
             let found = *known
@@ -685,16 +683,4 @@ fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bo
         entry.verdicts.iter().for_each(|verdict| verdict.saw(at));
     }
     live && counts.in_use && entry.verdicts.iter().all(|verdict| verdict.applies(at))
-}
-
-/// The states that an entry depends on: that for which it was written, and those of its lookups.
-fn state_keys(state: Option<&StateKey>, hits: &[StateHit]) -> Vec<StateKey> {
-    let mut keys: Vec<_> = state.copied().into_iter().collect();
-    for hit in hits {
-        let flow = if hit.direction == Direction::Reverse { hit.flow.reversed() } else { hit.flow };
-        if !keys.contains(&(flow, hit.name)) {
-            keys.push((flow, hit.name));
-        }
-    }
-    keys
 }

@@ -54,17 +54,19 @@ impl Verdicts {
         Some(announced)
     }
 
-    /// The verdict that passes a flow, unless another engine thread has one that does not.
-    pub(super) fn passing(&self, queue: u16, flow: &Flow, now: Time) -> Option<&Arc<SharedVerdict>> {
+    /// The verdict that passes or drops a flow, unless another engine thread has a different one.
+    pub(super) fn deciding(&self, queue: u16, flow: &Flow, now: Time) -> Option<&Arc<SharedVerdict>> {
         let verdicts = self.known.get(&(queue, symmetric(flow)))?;
         let mut apply = verdicts.iter().filter(|verdict| verdict.applies(now));
         let first = apply.next()?;
-        (first.passes() && apply.all(|verdict| verdict.passes())).then_some(first)
+        let kind = |verdict: &SharedVerdict| (verdict.passes(), verdict.drops());
+        let is_one = (first.passes() || first.drops()) && apply.all(|verdict| kind(verdict) == kind(first));
+        is_one.then_some(first)
     }
 
-    /// The verdicts of a walk; `None` if one does not pass any more.
+    /// The verdicts of a walk; `None` if one does not apply any more.
     pub(super) fn of(&self, walk: &FixedWalk, now: Time) -> Option<Box<[Arc<SharedVerdict>]>> {
-        walk.verdicts.iter().map(|hit| self.passing(hit.queue, &hit.flow, now).cloned()).collect()
+        walk.verdicts.iter().map(|hit| self.deciding(hit.queue, &hit.flow, now).cloned()).collect()
     }
 
     /// After a verdict was lost that does not pass, the others are not used until they are announced again.

@@ -62,6 +62,9 @@ impl RulesetManager {
             }
         };
         Some(match offload.path(&flow, arrival, self.clock.now()) {
+            Ok(path) if path.walk.blocked => {
+                "offload: the kernel drops the packets of this flow, which an inspector has blocked".to_owned()
+            }
             Ok(_) => "offload: the kernel forwards the packets of this flow".to_owned(),
             Err(NoPath::Rules(NoOffload::NoState)) => {
                 "offload: the kernel forwards the packets of this flow once it has a state with enough packets, if no rule prevents it"

@@ -679,8 +679,8 @@ fn a_program_may_be_in_a_closed_directory() {
 #[towpath_testenv::needs(netns, xdp, bpffs)]
 #[test]
 fn the_launcher_pins_the_program_of_a_closed_port() {
-    // Pins are of the whole machine.
-    let interface = format!("p{}", std::process::id());
+    // Pins are of the whole machine. The BPF file system refuses dots.
+    let interface = format!("p{}.7", std::process::id());
     let closed = format!("driver = \"af_xdp\"\ninterface = \"{interface}\"\nfail = \"closed\"");
     let config = BRIDGE.replacen("driver = \"af_packet\"", &closed, 1);
     within(|| {

@@ -18,9 +18,13 @@ pub(super) fn request(port: &str, object: &Object) -> io::Result<Message> {
         Object::IngressProgram => (6, false, ""),
         Object::FlowMap { .. } => (7, false, ""),
         Object::FlowProgram { .. } => (8, false, ""),
+        Object::XdpFlowProgram { frags, attach: true, .. } => (9, *frags, ""),
+        Object::XdpFlowProgram { frags, attach: false, .. } => (10, *frags, ""),
     };
     let engine = match object {
-        Object::FlowMap { engine } | Object::FlowProgram { engine } => *engine,
+        Object::FlowMap { engine }
+        | Object::FlowProgram { engine }
+        | Object::XdpFlowProgram { engine, .. } => *engine,
         _ => 0,
     };
     let text = [port.as_bytes(), &[0], interface.as_bytes()].concat();
@@ -45,6 +49,7 @@ pub(super) fn of(request: &Message) -> Option<(&str, Object)> {
         6 => Object::IngressProgram,
         7 => Object::FlowMap { engine },
         8 => Object::FlowProgram { engine },
+        9 | 10 => Object::XdpFlowProgram { engine, frags: variant, attach: kind == 9 },
         _ => return None,
     };
     Some((port, object))
@@ -67,11 +72,13 @@ mod tests {
             Object::IngressProgram,
             Object::FlowMap { engine: 4711 },
             Object::FlowProgram { engine: 4711 },
+            Object::XdpFlowProgram { engine: 4711, frags: true, attach: false },
+            Object::XdpFlowProgram { engine: 4711, frags: false, attach: true },
         ];
         for object in objects {
             assert_eq!(of(&request("wan", &object).unwrap()), Some(("wan", object)));
         }
-        let unknown = Message { numbers: [9, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
+        let unknown = Message { numbers: [11, 0, 0], text: b"wan\0".to_vec(), ..Message::new(Kind::Open) };
         assert_eq!(of(&unknown), None);
         assert!(request(&"x".repeat(TEXT), &Object::XdpSocket).is_err());
     }

@@ -326,7 +326,9 @@ impl Supervisor {
                 let settings = config.offload.unwrap_or_default();
                 let interfaces = config.ports.iter().map(|port| {
                     let offloads = port.driver.clone().set_flows(settings.flows());
-                    port.driver.interface().filter(|_| offloads).map(str::to_owned)
+                    let native = port.driver.redirects_natively();
+                    let name = port.driver.interface().filter(|_| offloads)?;
+                    Some(offload::Interface { name: name.to_owned(), native })
                 });
                 let parts = offload::Parts {
                     walker,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, run, settled, until, veth, within};
 
 use super::machines::*;
 use super::upgrade::{self, Running};
@@ -47,6 +47,21 @@ fn state(engine: &Engine, port: u64) -> Value {
     let states = engine.json("show states --json");
     let mut found = states["states"].as_array().unwrap().iter().filter(|state| state["src_port"] == port);
     found.next().cloned().unwrap_or_else(|| panic!("{port}: {states}"))
+}
+
+/// The machines of [`machines`]. On veth, hosts leave checksums to the interface; XDP programs leave such frames to the engine.
+pub(super) fn offload_machines(bridge: &str) -> (Host, Host) {
+    let (left, right) = machines();
+    complete_checksums(bridge, &left, &right);
+    (left, right)
+}
+
+/// With `af_xdp` ports, the hosts complete their checksums, and native programs may redirect to them.
+fn complete_checksums(config: &str, left: &Host, right: &Host) {
+    if config.contains("af_xdp") {
+        left.run(|| run("ethtool", "-K l0 tx off gro on"));
+        right.run(|| run("ethtool", "-K r0 tx off gro on"));
+    }
 }
 
 /// A UDP flow between the machines: datagrams go to and fro, and each must arrive before the next is sent.
@@ -100,10 +115,14 @@ impl Flow {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn the_counters_are_those_of_the_engine() {
+    counters_are_equal(BRIDGE);
+}
+
+pub(super) fn counters_are_equal(bridge: &str) {
     let mut results = Vec::new();
-    for config in [BRIDGE.to_owned(), format!("{BRIDGE}{OFFLOAD}")] {
+    for config in [bridge.to_owned(), format!("{bridge}{OFFLOAD}")] {
         within(|| {
-            let (left, right) = machines();
+            let (left, right) = offload_machines(bridge);
             let files = files(&config, FIXED);
             let engine = Engine::start(files.path());
             let flow = Flow::new(&left, &right, 5001);
@@ -198,9 +217,13 @@ fn a_reset_of_an_offloaded_connection_ends_its_state() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn entries_change_under_traffic() {
+    entries_change(BRIDGE);
+}
+
+pub(super) fn entries_change(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
-        let config = format!("{BRIDGE}[settings]\ndyn_udp_lifetime = 100\n{OFFLOAD}");
+        let (left, right) = offload_machines(bridge);
+        let config = format!("{bridge}[settings]\ndyn_udp_lifetime = 100\n{OFFLOAD}");
         let files = files(&config, &format!("{FIXED}table t create type addr\n"));
         let engine = Engine::start(files.path());
         let flow = Flow::new(&left, &right, 5001);
@@ -236,9 +259,13 @@ fn entries_change_under_traffic() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn a_rule_that_denies_ends_an_offloaded_flow() {
+    denied_at_once(BRIDGE);
+}
+
+pub(super) fn denied_at_once(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
-        let files = files(&format!("{BRIDGE}{OFFLOAD}"), FIXED);
+        let (left, right) = offload_machines(bridge);
+        let files = files(&format!("{bridge}{OFFLOAD}"), FIXED);
         let engine = Engine::start(files.path());
         let flow = Flow::new(&left, &right, 5001);
         (0..10).for_each(|number| flow.exchange(number));
@@ -358,6 +385,10 @@ fn a_configuration_asks_for_what_is_there() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn routed_flows_are_rewritten() {
+    routed("af_packet");
+}
+
+pub(super) fn routed(driver: &str) {
     within(|| {
         let (left, right) = (Host::new(), Host::new());
         veth("wan", "l0");
@@ -365,6 +396,7 @@ fn routed_flows_are_rewritten() {
         left.take("l0", "10.1.0.1/24");
         right.take("r0", "10.2.0.1/24");
         ["wan", "lan"].into_iter().for_each(settled);
+        complete_checksums(driver, &left, &right);
         left.run(|| ip("route add default via 10.1.0.254"));
         right.run(|| ip("route add default via 10.2.0.254"));
         let config = "rules = \"r.ipfw\"\n[port.wan]\ndriver = \"af_packet\"\naddress = \"10.1.0.254\"\n\
@@ -372,7 +404,7 @@ fn routed_flows_are_rewritten() {
                       [[route]]\nto = \"10.1.0.0/24\"\nport = \"wan\"\n[[route]]\nto = \"10.2.0.0/24\"\nport = \"lan\"\n\
                       [control]\nsocket = \"ctl.sock\"\n[offload]\nrules = \"all\"\n";
         let files = files(
-            config,
+            &config.replace("af_packet", driver),
             "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any recv wan keep-state\n",
         );
         let engine = Engine::start(files.path());
@@ -414,8 +446,12 @@ fn routed_flows_are_rewritten() {
 #[towpath_testenv::needs(netns, tcx, ipv6)]
 #[test]
 fn ipv6_is_offloaded() {
+    ipv6(BRIDGE);
+}
+
+pub(super) fn ipv6(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
+        let (left, right) = offload_machines(bridge);
         for (host, device, number) in [(&left, "l0", 1), (&right, "r0", 2)] {
             host.run(move || {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "0").unwrap();
@@ -423,7 +459,7 @@ fn ipv6_is_offloaded() {
             });
         }
         let rules = "add 60 allow icmp6 from any to any\nadd 100 check-state\nadd 400 allow udp from any to any recv wan keep-state\n";
-        let files = files(&format!("{BRIDGE}{OFFLOAD}"), rules);
+        let files = files(&format!("{bridge}{OFFLOAD}"), rules);
         let engine = Engine::start(files.path());
         let [one, other] = ["[2001:db8::1]:5001", "[2001:db8::2]:5001"];
         let flow = Flow {
@@ -460,15 +496,19 @@ fn is_offloaded(engine: &Engine, flow: &Flow, numbers: &mut std::ops::RangeFrom<
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn flows_are_offloaded_after_an_upgrade() {
+    upgrades(BRIDGE);
+}
+
+pub(super) fn upgrades(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
+        let (left, right) = offload_machines(bridge);
         let files = files("", FIXED);
         let directory = files.path();
         let towpath = env!("CARGO_BIN_EXE_towpath");
         let good = upgrade::script(directory, "good", &format!("exec {towpath} \"$@\""));
         let ends = upgrade::script(directory, "ends", "exit 3");
         let config =
-            format!("{BRIDGE}{OFFLOAD}[engine]\nupgrade = [\"{good}\", \"{ends}\"]\nupgrade-time = 60\n");
+            format!("{bridge}{OFFLOAD}[engine]\nupgrade = [\"{good}\", \"{ends}\"]\nupgrade-time = 60\n");
         std::fs::write(directory.join("t.toml"), config).unwrap();
         let mut engine = Running::start(directory);
         let (flow, mut numbers) = (Flow::new(&left, &right, 5001), 0..);

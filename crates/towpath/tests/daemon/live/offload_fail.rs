@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use towpath_port::netns::{until, within};
 
 use super::machines::*;
-use super::offload::{Flow, entries, offload};
+use super::offload::{Flow, entries, offload, offload_machines};
 
 const RULES: &str = "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any 5001 recv wan keep-state\n";
 
@@ -64,9 +64,13 @@ const SHORT: Duration = Duration::from_millis(200);
 #[towpath_testenv::needs(netns, tcx, bpffs)]
 #[test]
 fn offloaded_flows_outlive_a_killed_engine() {
+    flows_outlive(BRIDGE);
+}
+
+pub(super) fn flows_outlive(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
-        let config = format!("{BRIDGE}[settings]\ndyn_udp_lifetime = 300\n[offload]\nrules = \"all\"\n");
+        let (left, right) = offload_machines(bridge);
+        let config = format!("{bridge}[settings]\ndyn_udp_lifetime = 300\n[offload]\nrules = \"all\"\n");
         let files = files(&config, RULES);
         let engine = Engine::start(files.path());
         let [mut flow, mut other] = [5001, 5002].map(|port| Numbered::new(Flow::new(&left, &right, port)));
@@ -87,7 +91,7 @@ fn offloaded_flows_outlive_a_killed_engine() {
         kill(Engine::start(files.path()));
         let pin = towpath_port::pins::path_of_flows("wan");
         assert!(pin.exists());
-        std::fs::write(files.path().join("t.toml"), BRIDGE).unwrap();
+        std::fs::write(files.path().join("t.toml"), bridge).unwrap();
         Engine::start(files.path()).stop();
         assert!(!pin.exists());
     });
@@ -97,9 +101,13 @@ fn offloaded_flows_outlive_a_killed_engine() {
 #[towpath_testenv::needs(netns, tcx, bpffs)]
 #[test]
 fn the_lifetime_of_a_flow_ends_without_an_engine() {
+    lifetime_ends(BRIDGE);
+}
+
+pub(super) fn lifetime_ends(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
-        let config = format!("{BRIDGE}[settings]\ndyn_udp_lifetime = 1\n[offload]\nrules = \"all\"\n");
+        let (left, right) = offload_machines(bridge);
+        let config = format!("{bridge}[settings]\ndyn_udp_lifetime = 1\n[offload]\nrules = \"all\"\n");
         let files = files(&config, RULES);
         let engine = Engine::start(files.path());
         let mut flow = Numbered::new(Flow::new(&left, &right, 5001));
@@ -116,9 +124,13 @@ fn the_lifetime_of_a_flow_ends_without_an_engine() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn closed_flows_end_with_a_killed_engine() {
+    closed_flows_end(BRIDGE);
+}
+
+pub(super) fn closed_flows_end(bridge: &str) {
     within(|| {
-        let (left, right) = machines();
-        let files = files(&format!("{BRIDGE}[offload]\nrules = \"all\"\nfail = \"closed\"\n"), RULES);
+        let (left, right) = offload_machines(bridge);
+        let files = files(&format!("{bridge}[offload]\nrules = \"all\"\nfail = \"closed\"\n"), RULES);
         let engine = Engine::start(files.path());
         let mut flow = Numbered::new(Flow::new(&left, &right, 5001));
         flow.goes_on();

@@ -7,7 +7,7 @@ use towpath_port::netns::{until, within};
 use towpath_ring::{Consumer, Decision, Verdict};
 
 use super::machines::*;
-use super::offload::{Flow, bulk_is_offloaded, offload, rule};
+use super::offload::{Flow, bulk_is_offloaded, offload, offload_machines, rule};
 
 const CONFIG: &str = "[queue.1]\nsocket = \"q1.sock\"\ndeadline = 10\n[offload]\n";
 
@@ -91,6 +91,69 @@ fn a_verdict_for_the_flow_offloads_it() {
         let before = offload(&engine, "forwarded_packets");
         (0..20).for_each(|number| passed.exchange(number));
         assert_eq!((offload(&engine, "forwarded_packets"), rule(&engine, 60).0), (before + 40, 40));
+        engine.stop();
+        inspector.join().unwrap();
+    });
+}
+
+/// With `deny`, the kernel drops the packets of a flow that an inspector blocks, in both directions, and counts them.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn a_blocked_flow_is_dropped_by_the_kernel() {
+    blocked_by_the_kernel(BRIDGE);
+}
+
+pub(super) fn blocked_by_the_kernel(bridge: &str) {
+    within(|| {
+        let (left, right) = offload_machines(bridge);
+        let rules = "add 50 allow layer2 mac-type arp\nadd 100 inspect 1 udp from any to any\n";
+        let files = files(&format!("{bridge}{CONFIG}deny = true\n"), rules);
+        let engine = Engine::start(files.path());
+        let inspector = inspector(&engine, files.path(), by_word);
+        let flow = Flow::new(&left, &right, 5001);
+        (0..10).for_each(|number| flow.exchange(number));
+        assert_eq!(offload(&engine, "entries"), 0);
+        flow.left.send(b"no").unwrap();
+        // Packets that the inspector has already would pass.
+        until(|| engine.json("show stats --json")["stats"]["dropped_by"]["inspector"].as_u64() == Some(1));
+        let mut sent = 21;
+        let send = |sent: &mut u64| {
+            for socket in [&flow.left, &flow.right] {
+                socket.send(b"blocked").unwrap();
+                *sent += 1;
+            }
+        };
+        // One direction is announced by the verdict, the other by its next packet.
+        until(|| {
+            send(&mut sent);
+            offload(&engine, "entries") == 2
+        });
+        let explained = engine.json("explain --json in wan udp 10.0.0.1:5001 > 10.0.0.2:5001");
+        let note = explained["notes"][0].as_str().unwrap();
+        assert!(note.contains("the kernel drops the packets of this flow"), "{note}");
+        // Earlier ones have left the sockets' queues.
+        until(|| rule(&engine, 100).0 == sent);
+        let before = offload(&engine, "dropped_packets");
+        (0..50).for_each(|_| send(&mut sent));
+        until(|| offload(&engine, "dropped_packets") == before + 100);
+        assert_eq!(rule(&engine, 100).0, sent);
+        // The verdict goes on under other rules.
+        assert!(engine.ctl("add 60 count udp from any to any").status.success());
+        until(|| offload(&engine, "renewed") >= 2 && offload(&engine, "entries") == 2);
+        let (before, counted) = (offload(&engine, "dropped_packets"), sent);
+        (0..20).for_each(|_| send(&mut sent));
+        until(|| offload(&engine, "dropped_packets") == before + 40);
+        assert_eq!((rule(&engine, 60).0, rule(&engine, 100).0), (40, sent));
+        assert_eq!(sent, counted + 40);
+        assert!(flow.is_quiet());
+        // A rule that passes the flow is effective at once.
+        assert!(engine.ctl("add 10 allow udp from any to any").status.success());
+        (10..30).for_each(|number| flow.exchange(number));
+        assert_eq!(rule(&engine, 10).0, 40);
+        assert!(engine.ctl("delete 10").status.success());
+        send(&mut sent);
+        until(|| rule(&engine, 100).0 == sent);
+        assert!(flow.is_quiet());
         engine.stop();
         inspector.join().unwrap();
     });

@@ -41,13 +41,17 @@ fn frame(words: &str) -> Vec<u8> {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn tagged_frames_of_a_bridge_are_offloaded() {
+    tagged_frames(BRIDGE);
+}
+
+pub(super) fn tagged_frames(bridge: &str) {
     within(|| {
         let (left, right) = machines();
         let mut machines = Machines {
             left: left.run(|| Socket::open(af_packet::Config::new("l0")).unwrap()),
             right: right.run(|| Socket::open(af_packet::Config::new("r0")).unwrap()),
         };
-        let files = files(&format!("{BRIDGE}[offload]\nrules = \"all\"\n"), RULES);
+        let files = files(&format!("{bridge}[offload]\nrules = \"all\"\n"), RULES);
         let engine = Engine::start(files.path());
         let [tagged, other, plain] = ["vlan 5", "vlan 6", ""]
             .map(|tag| frame(&format!("udp 10.0.0.1:5001 > 10.0.0.3:5001 len 100 {tag}")));
@@ -67,13 +71,17 @@ fn tagged_frames_of_a_bridge_are_offloaded() {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn a_vlan_with_a_port_has_its_own_entries() {
+    vlan_with_a_port(BRIDGE);
+}
+
+pub(super) fn vlan_with_a_port(bridge: &str) {
     within(|| {
         let (left, right) = machines();
         let mut machines = Machines {
             left: left.run(|| Socket::open(af_packet::Config::new("l0")).unwrap()),
             right: right.run(|| Socket::open(af_packet::Config::new("r0")).unwrap()),
         };
-        let config = BRIDGE.replace("[port.lan]", "[port.wan.vlan.blue]\nid = 7\nzone = 9\n[port.lan]");
+        let config = bridge.replace("[port.lan]", "[port.wan.vlan.blue]\nid = 7\nzone = 9\n[port.lan]");
         let config = config.replace("[[bridge]]", "[port.lan.vlan.green]\nid = 7\nzone = 9\n[[bridge]]");
         let rules = format!("{RULES}add 60 count udp from any to any in recv blue\n");
         let files = files(&format!("{config}[offload]\nrules = \"all\"\n"), &rules);

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What the programs of flow offload share (src/offload): the maps, and the decision on a packet. `offload.bpf.c` has the programs of
+ * `af_packet` ports, `offload_xdp.bpf.c` those of `af_xdp` ports.
+ *
+ * An entry of `flows` names a slot of `slots`. The engine maps the slots into its memory: it reads counters and ends an entry without
+ * a system call. It uses a slot again only a second after its entry ended, so a decision never refers to another flow's slot.
+ *
+ * A program defines CONTEXT, the type of its argument, and the functions that are declared here without a body.
+ *
+ * Build: clang-14 -O2 -g -target bpf, see `.ci/run bpf`. The objects are checked in.
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#define SEC(name) __attribute__((section(name), used))
+#define __uint(name, value) int (*name)[value]
+#define __type(name, value) typeof(value) *name
+#undef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+
+#define swap16(value) ((__u16)__builtin_bswap16(value))
+
+/* linux/if_ether.h, linux/in.h */
+#define ETH_HLEN 14
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+#define PROTO_TCP 6
+#define PROTO_UDP 17
+
+/* RFC 9293 section 3.1 */
+#define FIN 0x01
+#define SYN 0x02
+#define RST 0x04
+#define ACK 0x10
+
+static void *(*bpf_map_lookup_elem)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
+static __u64 (*bpf_ktime_get_ns)(void) = (void *)BPF_FUNC_ktime_get_ns;
+
+/* The layout of src/offload/mod.rs. Multi-byte fields of packets are in network byte order. */
+struct key {
+	__u32 src[4]; /* IPv4: the first word; the others are 0 */
+	__u32 dst[4];
+	__u32 ifindex; /* ingress; with it, the zone is known */
+	__u16 src_port;
+	__u16 dst_port;
+	__u16 vlan; /* 0: untagged; otherwise the VLAN with bit 15 */
+	__u8 proto;
+	__u8 family; /* 4 or 6 */
+};
+
+/* Two cache lines: the first one is read, the second one written. */
+struct slot {
+	__u64 epoch; /* 0: the entry has ended */
+	__u32 ifindex;
+	__u32 mtu;
+	__u32 flags;
+	__u8 macs[12]; /* of a route: destination, source */
+	__u64 deadline; /* without an engine: the entry's end on CLOCK_MONOTONIC; 0: it ends with the engine */
+	__u64 lifetime; /* the time from a packet to the deadline */
+	__u8 own[6]; /* of a route: the Ethernet address of the ingress interface */
+	__u8 unused[10];
+	__u64 packets;
+	__u64 bytes;
+	__u32 ack; /* the last TCP acknowledgement number */
+	__u32 rst_seq; /* of the last RST */
+	__u32 rst_ack;
+	__u32 rst; /* flags of the last RST */
+	__u8 unused_too[32];
+};
+
+#define ROUTE 1
+/* Also for frames with a VLAN tag: the engine treats all tags alike. They keep it. */
+#define ANY_VLAN 2
+/* The egress cannot take frames of several buffers from a native XDP program. */
+#define ONE_BUFFER 4
+/* Packets are dropped. */
+#define DROP 8
+
+/* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
+#define SILENCE 100000000ULL
+/* The lifetime after an RST without an engine. */
+#define AFTER_RST 1000000000ULL
+
+/* The indices of `stats`, in the order of `Reason` of src/offload/mod.rs. */
+enum { HIT, HIT_BYTES, NO_ENTRY, STALE, CONTROL, NOT_PLAIN, TTL, MTU, OTHER_HOST, PARTIAL, DROPPED, DROPPED_BYTES, STATS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct key);
+	__type(value, __u32);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct slot);
+} slots SEC(".maps");
+
+/* The current epoch: entries of another one have ended. Then the engine's heartbeat, a time of CLOCK_MONOTONIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} epoch SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STATS);
+	__type(key, __u32);
+	__type(value, __u64);
+} stats SEC(".maps");
+
+static __always_inline void count(__u32 index, __u64 value)
+{
+	__u64 *sum = bpf_map_lookup_elem(&stats, &index);
+	if (sum)
+		*sum += value;
+}
+
+struct ip4 {
+	__u8 version, tos;
+	__u16 length, id, fragment;
+	__u8 ttl, proto;
+	__u16 checksum;
+	__u32 src, dst;
+};
+
+struct ip6 {
+	__u32 version;
+	__u16 payload;
+	__u8 next, ttl;
+	__u32 src[4], dst[4];
+};
+
+struct tcp {
+	__u16 src_port, dst_port;
+	__u32 seq, ack;
+	__u8 offset, flags;
+	__u16 window, checksum, urgent;
+};
+
+struct udp {
+	__u16 src_port, dst_port, length, checksum;
+};
+
+/* What a program reads of a packet. */
+struct packet {
+	struct key key;
+	__u32 seq, ack;
+	__u32 network; /* length of the IP header */
+	__u32 header; /* of the transport header */
+	__u32 length; /* of the IP packet */
+	__u32 covered; /* by the checksum of the transport protocol */
+	__u32 ttl_at; /* offset of the hop limit */
+	__u16 checksum; /* of the transport protocol */
+	__u16 header_sum; /* the checksum of the IPv4 header */
+	__u8 ttl;
+	__u8 flags; /* of TCP */
+};
+
+/* Reads a header at an offset of the frame; another value than 0 if it is not there. */
+static __always_inline int load_ip4(CONTEXT *context, __u32 at, struct ip4 *to);
+static __always_inline int load_ip6(CONTEXT *context, __u32 at, struct ip6 *to);
+static __always_inline int load_tcp(CONTEXT *context, __u32 at, struct tcp *to);
+static __always_inline int load_udp(CONTEXT *context, __u32 at, struct udp *to);
+/* The frame is for another Ethernet address than that of the interface. */
+static __always_inline int is_foreign(CONTEXT *context, struct slot *slot);
+
+/*
+ * Reads a packet of `available` bytes at `at` of the frame. Returns false if it is not plain. The conditions are those of towpath-wire,
+ * plain().
+ */
+static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u32 available, struct packet *packet)
+{
+	if (protocol == swap16(ETH_P_IP)) {
+		struct ip4 ip;
+		if (load_ip4(context, at, &ip))
+			goto not_plain;
+		packet->length = swap16(ip.length);
+		if (ip.version != 0x45 || (ip.fragment & swap16(0x3fff)) || packet->length < sizeof(ip))
+			goto not_plain;
+		packet->key.src[0] = ip.src;
+		packet->key.dst[0] = ip.dst;
+		packet->key.proto = ip.proto;
+		packet->key.family = 4;
+		packet->ttl = ip.ttl;
+		packet->header_sum = ip.checksum;
+		packet->network = sizeof(ip);
+		packet->ttl_at = at + __builtin_offsetof(struct ip4, ttl);
+	} else if (protocol == swap16(ETH_P_IPV6)) {
+		struct ip6 ip;
+		if (load_ip6(context, at, &ip))
+			goto not_plain;
+		packet->length = sizeof(ip) + swap16(ip.payload);
+		if (*(__u8 *)&ip.version >> 4 != 6 || !ip.payload)
+			goto not_plain;
+		__builtin_memcpy(packet->key.src, ip.src, 16);
+		__builtin_memcpy(packet->key.dst, ip.dst, 16);
+		packet->key.proto = ip.next;
+		packet->key.family = 6;
+		packet->ttl = ip.ttl;
+		packet->network = sizeof(ip);
+		packet->ttl_at = at + __builtin_offsetof(struct ip6, ttl);
+	} else {
+		goto not_plain;
+	}
+	if (packet->length > available)
+		goto not_plain;
+	if (packet->key.proto == PROTO_TCP) {
+		struct tcp tcp;
+		if (load_tcp(context, at + packet->network, &tcp))
+			goto not_plain;
+		packet->header = (tcp.offset >> 4) * 4;
+		if (packet->header < sizeof(tcp) || packet->network + packet->header > packet->length)
+			goto not_plain;
+		packet->key.src_port = tcp.src_port;
+		packet->key.dst_port = tcp.dst_port;
+		packet->seq = tcp.seq;
+		packet->ack = tcp.ack;
+		packet->flags = tcp.flags;
+		packet->checksum = tcp.checksum;
+		packet->covered = packet->length - packet->network;
+	} else if (packet->key.proto == PROTO_UDP) {
+		struct udp udp;
+		if (load_udp(context, at + packet->network, &udp))
+			goto not_plain;
+		packet->header = sizeof(udp);
+		packet->covered = swap16(udp.length);
+		if (packet->covered < 8 || packet->network + packet->covered > packet->length)
+			goto not_plain;
+		packet->key.src_port = udp.src_port;
+		packet->key.dst_port = udp.dst_port;
+		packet->checksum = udp.checksum;
+	} else {
+		goto not_plain;
+	}
+	return 1;
+not_plain:
+	count(NOT_PLAIN, 1);
+	return 0;
+}
+
+/*
+ * Decides on a packet, of which `longest` bytes leave in one piece. Returns its slot, whose number is in `at`, if it is redirected or dropped.
+ * Without an engine (`now` is the time, otherwise 0), the entries have a deadline, and a connection may end.
+ */
+static __always_inline struct slot *decide(CONTEXT *context, struct packet *packet, __u32 longest, __u64 now, __u32 *at)
+{
+	__u32 zero = 0, tagged = 0;
+	int is_tcp = packet->key.proto == PROTO_TCP;
+	__u32 *index = bpf_map_lookup_elem(&flows, &packet->key);
+
+	if (!index && packet->key.vlan) {
+		tagged = 1;
+		packet->key.vlan = 0;
+		index = bpf_map_lookup_elem(&flows, &packet->key);
+	}
+	if (!index) {
+		count(NO_ENTRY, 1);
+		return 0;
+	}
+	*at = *index;
+	struct slot *slot = bpf_map_lookup_elem(&slots, at);
+	__u64 *current = bpf_map_lookup_elem(&epoch, &zero);
+	if (!slot || !current)
+		return 0;
+	if (tagged && !(slot->flags & ANY_VLAN)) {
+		count(NO_ENTRY, 1);
+		return 0;
+	}
+	if (slot->epoch != *current || !slot->epoch) {
+		count(STALE, 1);
+		return 0;
+	}
+	if (now) {
+		if (now >= slot->deadline)
+			return 0;
+		slot->deadline = now + (packet->flags & RST && is_tcp ? AFTER_RST : slot->lifetime);
+	}
+	if (is_tcp && (now ? packet->flags & SYN : (packet->flags & (SYN | FIN | RST | ACK)) != ACK)) {
+		/* The state's end is decided by the engine, with the acknowledgement numbers of the packets that it did not see. */
+		if (packet->flags & RST) {
+			slot->rst_seq = packet->seq;
+			slot->rst_ack = packet->ack;
+			slot->rst = packet->flags;
+		}
+		/* Another connection: the decision was for the earlier one. */
+		if (packet->flags & SYN)
+			slot->epoch = 0;
+		count(CONTROL, 1);
+		return 0;
+	}
+	if (slot->flags & ROUTE && is_foreign(context, slot)) {
+		count(OTHER_HOST, 1);
+		return 0;
+	}
+	if (slot->flags & DROP)
+		return slot;
+	if (longest > slot->mtu) {
+		count(MTU, 1);
+		return 0;
+	}
+	if (slot->flags & ROUTE && packet->ttl <= 1) {
+		count(TTL, 1);
+		return 0;
+	}
+	return slot;
+}
+
+/* Counts a packet that is redirected (`reason` is HIT) or dropped (DROPPED). `ack` is 0 if it is not of TCP. */
+static __always_inline void count_hit(struct slot *slot, __u32 bytes, __u32 ack, __u32 reason)
+{
+	__sync_fetch_and_add(&slot->packets, 1);
+	__sync_fetch_and_add(&slot->bytes, bytes);
+	if (ack)
+		slot->ack = ack;
+	count(reason, 1);
+	count(reason + 1, bytes);
+}
+
+/* The time, if the engine has ended; otherwise 0. */
+static __always_inline __u64 without_engine(void)
+{
+	__u32 one = 1;
+	__u64 now = bpf_ktime_get_ns();
+	__u64 *heartbeat = bpf_map_lookup_elem(&epoch, &one);
+	return heartbeat && now > *heartbeat + SILENCE ? now : 0;
+}
