@@ -61,6 +61,10 @@ struct Known {
     packets: u32,
 }
 
+/// Bytes of memory for each state number.
+#[cfg(test)]
+pub(crate) const KNOWN_BYTES: usize = size_of::<Known>();
+
 #[derive(Debug)]
 struct Change {
     record: Vec<u8>,
