@@ -12,6 +12,7 @@
 //! No packet waits for this crate: changes come from the change journal of the state table.
 #![forbid(unsafe_code)]
 
+pub mod group;
 mod message;
 #[cfg(feature = "nats")]
 pub mod nats;

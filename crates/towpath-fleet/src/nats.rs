@@ -31,7 +31,11 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+pub use self::group::{GroupBus, GroupIncoming};
 use crate::{Channel, Output};
+
+mod group;
+mod tables;
 
 /// Time between two sessions.
 const RETRY: Duration = Duration::from_secs(1);
@@ -141,13 +145,9 @@ pub enum Incoming {
     },
 }
 
-/// The thread of the client. Dropping it ends the thread.
+/// The client of states. Dropping it ends its thread.
 #[derive(Debug)]
-pub struct Bus {
-    outbound: Option<mpsc::Sender<Output>>,
-    inbound: Option<Receiver<Incoming>>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct Bus(ClientThread<Output, Incoming>);
 
 impl Bus {
     /// Starts the thread, which calls `begin` first.
@@ -155,20 +155,61 @@ impl Bus {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(config: BusConfig, begin: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let (outbound, mut outputs) = mpsc::channel(OUTBOUND);
-        let (incoming, inbound) = sync_channel(INBOUND);
+        let run = async move |outputs: &mut mpsc::Receiver<Output>, caller: &Caller| {
+            Incoming::Away(session(&config, outputs, caller).await)
+        };
+        ClientThread::start("fleet-nats", (OUTBOUND, INBOUND), begin, run).map(Self)
+    }
+
+    /// Gives a message to the client.
+    ///
+    /// # Errors
+    /// The client has no room; returns the message.
+    pub fn send(&self, output: Output) -> Result<(), Output> {
+        self.0.send(output)
+    }
+
+    /// Returns true if half of the client's room is free.
+    pub fn has_room(&self) -> bool {
+        self.0.outbound.as_ref().is_some_and(|outbound| outbound.capacity() >= OUTBOUND / 2)
+    }
+
+    /// Waits for the next message at most for `wait`.
+    pub fn receive(&self, wait: Duration) -> Option<Incoming> {
+        self.0.receive(wait)
+    }
+}
+
+/// A client of NATS on a thread of its own, with bounded channels.
+#[derive(Debug)]
+struct ClientThread<O, I> {
+    outbound: Option<mpsc::Sender<O>>,
+    inbound: Option<Receiver<I>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<O: Send + 'static, I: Send + 'static> ClientThread<O, I> {
+    /// `session` is one session; it returns what the caller is told at its end. `rooms`: messages for the server, and for the caller.
+    fn start(
+        name: &str,
+        rooms: (usize, usize),
+        begin: impl FnOnce() + Send + 'static,
+        session: impl AsyncFn(&mut mpsc::Receiver<O>, &Told<I>) -> I + Send + 'static,
+    ) -> io::Result<Self> {
+        let (outbound, mut outputs) = mpsc::channel(rooms.0);
+        let (incoming, inbound) = sync_channel(rooms.1);
         let body = move || {
             begin();
             while !outputs.is_closed() {
                 let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
                     return;
                 };
-                let caller = Caller(incoming.clone());
+                let caller = Told(incoming.clone());
                 let ended = runtime.block_on(async {
-                    let error = session(&config, &mut outputs, &caller).await;
+                    let away = session(&mut outputs, &caller).await;
                     // Before the caller knows, so that it loses nothing that comes after.
                     while outputs.try_recv().is_ok() {}
-                    let ended = caller.tell(Incoming::Away(error)).await.is_err();
+                    let ended = caller.tell(away).await.is_err();
                     ended || timeout(RETRY, outputs.recv()).await.is_ok_and(|output| output.is_none())
                 });
                 // Ends the tasks of the session.
@@ -178,28 +219,18 @@ impl Bus {
                 }
             }
         };
-        let thread = thread::Builder::new().name("fleet-nats".to_owned()).spawn(body)?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body)?;
         Ok(Self { outbound: Some(outbound), inbound: Some(inbound), thread: Some(thread) })
     }
 
-    /// Gives a message to the client.
-    ///
-    /// # Errors
-    /// The client has no room; returns the message.
-    pub fn send(&self, output: Output) -> Result<(), Output> {
+    fn send(&self, output: O) -> Result<(), O> {
         let Some(outbound) = &self.outbound else { return Err(output) };
         outbound.try_send(output).map_err(|error| match error {
             mpsc::error::TrySendError::Full(output) | mpsc::error::TrySendError::Closed(output) => output,
         })
     }
 
-    /// Returns true if half of the client's room is free.
-    pub fn has_room(&self) -> bool {
-        self.outbound.as_ref().is_some_and(|outbound| outbound.capacity() >= OUTBOUND / 2)
-    }
-
-    /// Waits for the next message at most for `wait`.
-    pub fn receive(&self, wait: Duration) -> Option<Incoming> {
+    fn receive(&self, wait: Duration) -> Option<I> {
         match self.inbound.as_ref()?.recv_timeout(wait) {
             Ok(incoming) => Some(incoming),
             Err(RecvTimeoutError::Timeout) => None,
@@ -212,7 +243,7 @@ impl Bus {
     }
 }
 
-impl Drop for Bus {
+impl<O, I> Drop for ClientThread<O, I> {
     fn drop(&mut self) {
         (self.outbound, self.inbound) = (None, None);
         if let Some(thread) = self.thread.take() {
@@ -225,12 +256,19 @@ impl Drop for Bus {
 /// The caller has gone.
 struct Gone;
 
-#[derive(Clone)]
-struct Caller(SyncSender<Incoming>);
+struct Told<T>(SyncSender<T>);
 
-impl Caller {
+impl<T> Clone for Told<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+type Caller = Told<Incoming>;
+
+impl<T> Told<T> {
     /// Waits for room, so that a slow caller lets the server drop messages, which is a gap.
-    async fn tell(&self, mut incoming: Incoming) -> Result<(), Gone> {
+    async fn tell(&self, mut incoming: T) -> Result<(), Gone> {
         loop {
             match self.0.try_send(incoming) {
                 Ok(()) => return Ok(()),
@@ -240,7 +278,9 @@ impl Caller {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
+}
 
+impl Caller {
     /// A message that a gate has sent.
     async fn message(&self, channel: Channel, message: Message) -> Result<(), Gone> {
         // A copy of a consumer.
@@ -431,17 +471,21 @@ async fn open_stream(client: &Client, group: &str) -> Result<stream::Stream, asy
     let subjects = config.subjects.clone();
     let stream = jetstream::new(client.clone()).get_or_create_stream(config).await?;
     let found = &stream.cached_info().config;
-    let copies = found.republish.is_some()
-        || found.mirror.is_some()
-        || found.sources.is_some()
-        || found.subject_transform.is_some();
-    if copies || found.subjects != subjects {
+    if copies_messages(found) || found.subjects != subjects {
         return Err(format!(
             "the stream towpath-{group} was not made by a gate: it takes messages from elsewhere or sends them elsewhere; delete it"
         )
         .into());
     }
     Ok(stream)
+}
+
+/// Returns true if a stream takes messages from elsewhere, sends them elsewhere, or changes their subjects.
+fn copies_messages(config: &stream::Config) -> bool {
+    config.republish.is_some()
+        || config.mirror.is_some()
+        || config.sources.is_some()
+        || config.subject_transform.is_some()
 }
 
 /// Replays the batches of a peer. Tells the caller if that takes too long or fails.

@@ -68,6 +68,10 @@ impl Known {
     }
 }
 
+/// Bytes of memory for each state number.
+#[cfg(test)]
+pub(crate) const KNOWN_BYTES: usize = size_of::<Known>();
+
 #[derive(Debug)]
 struct Change {
     record: Vec<u8>,

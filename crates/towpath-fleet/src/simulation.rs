@@ -395,4 +395,5 @@ fn bounded(replica: &Replica) {
     assert!(sizes.iter().all(|(size, bound)| size <= bound), "{sizes:?}");
 }
 
+mod sizes;
 mod tests;

@@ -23,6 +23,8 @@ use crate::ruleset_manager::RulesetManager;
 use crate::service_manager::notify;
 use crate::state_feed::{Change, StateFeed, StateScanner};
 
+pub mod group;
+
 /// Longest time for which the thread waits for a message, while there are changes and otherwise.
 const ACTIVE: Duration = Duration::from_millis(1);
 const IDLE: Duration = Duration::from_millis(5);
@@ -361,14 +363,22 @@ impl Member {
 mod bus {
     use std::io;
 
-    pub(super) use towpath_fleet::nats::{Bus, Incoming};
+    pub(super) use towpath_fleet::nats::{Bus, GroupBus, GroupIncoming, Incoming};
 
     use towpath_fleet::nats::BusConfig;
 
     use crate::config;
 
     pub(super) fn start(config: &config::Fleet) -> io::Result<Bus> {
-        let config = BusConfig {
+        Bus::start(bus_config(config), || crate::background::begin_as(crate::sandbox::Role::Fleet))
+    }
+
+    pub(super) fn start_group(config: &config::Fleet) -> io::Result<GroupBus> {
+        GroupBus::start(bus_config(config), || crate::background::begin_as(crate::sandbox::Role::Fleet))
+    }
+
+    fn bus_config(config: &config::Fleet) -> BusConfig {
+        BusConfig {
             servers: config.servers.clone(),
             group: config.group.clone(),
             gate: config.gate.clone(),
@@ -376,8 +386,7 @@ mod bus {
             tls: config.tls,
             tls_ca: config.tls_ca.clone(),
             tls_identity: config.tls_identity.clone(),
-        };
-        Bus::start(config, || crate::background::begin_as(crate::sandbox::Role::Fleet))
+        }
     }
 }
 
@@ -388,11 +397,32 @@ mod bus {
     use std::io;
     use std::time::Duration;
 
+    use towpath_fleet::group::{GroupOutput, WriteError};
     use towpath_fleet::{Channel, Output};
 
     use crate::config;
 
     pub(super) struct Bus(Infallible);
+
+    pub(super) struct GroupBus(Infallible);
+
+    #[expect(dead_code, reason = "this build has no bus that tells anything")]
+    pub(super) enum GroupIncoming {
+        Connected(String, usize),
+        Away(String),
+        NoBucket(String),
+        Warning(String),
+        Absent,
+        Current(u64, Vec<u8>),
+        Foreign(u64),
+        Written(Result<u64, WriteError>),
+        TablesOpen(u64),
+        NothingFollows,
+        Entries { seq: u64, pending: u64, table: String, from: String, bytes: Option<Vec<u8>> },
+        Published(Result<u64, String>),
+        Republished(String),
+        Message(String, Vec<u8>),
+    }
 
     #[expect(dead_code, reason = "this build has no bus that tells anything")]
     pub(super) enum Incoming {
@@ -406,6 +436,20 @@ mod bus {
 
     pub(super) fn start(_: &config::Fleet) -> io::Result<Bus> {
         Err(io::Error::other("this towpath was built without [fleet]; build it with `--features fleet`"))
+    }
+
+    pub(super) fn start_group(config: &config::Fleet) -> io::Result<GroupBus> {
+        match start(config)?.0 {}
+    }
+
+    impl GroupBus {
+        pub(super) fn receive(&self, _: Duration) -> Option<GroupIncoming> {
+            match self.0 {}
+        }
+
+        pub(super) fn send(&self, _: GroupOutput) -> Result<(), GroupOutput> {
+            match self.0 {}
+        }
     }
 
     impl Bus {

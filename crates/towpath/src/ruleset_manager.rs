@@ -3,6 +3,7 @@
 //! Worker threads evaluate the rules through [`Walker`](towpath_gate::Walker)s and never wait for this module. A mutex protects the
 //! gate; the supervisor and the control socket's thread take it in turn.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,7 @@ use crate::settings::{Settings, short};
 use crate::snapshot::running::RunningStats;
 
 mod clock;
+mod group_tables;
 mod listings;
 mod recheck;
 
@@ -62,6 +64,8 @@ struct Book {
     watching: Option<JournalReader>,
     missed: u64,
     running: RunningStats,
+    /// Tables whose entries come from a group of gates.
+    group_tables: BTreeSet<String>,
 }
 
 /// Result of a command.
@@ -190,6 +194,7 @@ impl RulesetManager {
             watching: None,
             missed: 0,
             running: RunningStats::default(),
+            group_tables: BTreeSet::new(),
         });
         let listings = Listings::default();
         let topology = Topology::none();
@@ -262,7 +267,7 @@ impl RulesetManager {
     /// with [`RulesetManager::recheck_some`]. A re-check in progress covers all states again.
     pub fn replace(
         &self,
-        ruleset: Ruleset,
+        mut ruleset: Ruleset,
         routes: Option<Routes>,
         default_allow: bool,
         policy: StatePolicy,
@@ -270,6 +275,7 @@ impl RulesetManager {
     ) -> Diff {
         let now = self.clock.now();
         let mut book = self.book();
+        book.keep_group_tables(&mut ruleset);
         book.ruleset = ruleset.clone();
         book.default_allow = default_allow;
         if let Some(settings) = settings {

@@ -64,11 +64,19 @@ impl Saving {
         self.commit()
     }
 
+    /// Writes bytes to the file.
+    ///
+    /// # Errors
+    /// Writing failed; the old file remains.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
     /// Moves the file into its place.
     ///
     /// # Errors
     /// The file cannot be synced or renamed; the old file remains.
-    fn commit(mut self) -> io::Result<()> {
+    pub fn commit(mut self) -> io::Result<()> {
         if let Some((from, to)) = &self.renamed {
             self.file.sync_all()?;
             fs::rename(from, to)?;

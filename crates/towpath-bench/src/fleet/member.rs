@@ -51,6 +51,7 @@ impl Member {
             tls: false,
             all: false,
             window: Duration::from_millis(10),
+            configuration: None,
         };
         self.fleet = Some(Fleet::start(&config, &self.manager, self.shown.clone())?);
         Ok(())

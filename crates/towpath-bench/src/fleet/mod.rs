@@ -5,4 +5,5 @@ pub(crate) mod connections;
 pub(crate) mod member;
 pub(crate) mod packets;
 pub(crate) mod server;
+pub(crate) mod tables;
 pub(crate) mod take_over;

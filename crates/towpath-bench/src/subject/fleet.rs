@@ -1,4 +1,4 @@
-//! Metrics of a group of gates: replication, snapshots, and connections whose gate is killed. The peer of a row is a fixed bound, except for
+//! Metrics of a group of gates: replication, snapshots, connections whose gate is killed, and tables. The peer of a row is a fixed bound, except for
 //! instructions.
 
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::fleet::{member, packets, take_over};
+use crate::fleet::{member, packets, tables, take_over};
 use crate::metric::{Better, Metric};
 use crate::stat::median;
 use crate::subject::instructions;
@@ -20,13 +20,18 @@ const OFFERED: f64 = 220_000.0;
 const BULK: f64 = 10.0;
 const BULK_STATES: f64 = 5e6;
 
+/// The bound of a list in seconds for this number of entries, and that of one entry in ms.
+const LIST: f64 = 10.0;
+const LIST_ENTRIES: f64 = 1e6;
+const ENTRY: f64 = 50.0;
+
 /// Flows of which instructions are counted.
 const FLOWS: u32 = 2000;
 
 /// The shortest retransmission timeout of Linux (TCP_RTO_MIN, include/net/tcp.h) in ms: with a longer wait, a segment was lost.
 const RTO: f64 = 200.0;
 
-/// Benchmark a group of gates: replication, snapshots, and connections whose gate is killed
+/// Benchmark a group of gates: replication, snapshots, connections whose gate is killed, and tables
 ///
 /// Each measurement starts a nats-server on loopback. The command creates temporary network namespaces, which needs root, `ip` and
 /// `nats-server`; instructions need valgrind. Expects a `towpath` binary with the feature `fleet` in the directory of this program. The peer
@@ -49,6 +54,10 @@ pub(crate) struct Fleet {
     #[arg(long, value_name = "N", default_value = "5000000", value_parser = clap::value_parser!(u32).range(1000..=50_000_000))]
     states: u32,
 
+    /// Entries of the list of a table
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u32).range(1000..=4_000_000))]
+    entries: u32,
+
     /// TCP connections whose gate is killed
     #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     connections: u32,
@@ -67,6 +76,8 @@ enum What {
     Continued,
     Outage,
     Planned,
+    Load,
+    Entry,
 }
 
 struct Case {
@@ -102,6 +113,8 @@ fn cases() -> Vec<Case> {
         case("killed: connections that continue", What::Continued),
         case("killed: outage after the routes changed", What::Outage),
         case("planned: longest wait", What::Planned),
+        case("table: list at two gates, per 1M entries", What::Load),
+        case("table: one entry at the other gate, 99%", What::Entry),
     ]
 }
 
@@ -131,6 +144,11 @@ impl Case {
                 row(share * 100.0 / connections as f64, 99.99, "%", Better::Higher, 1.0)
             }
             What::Outage => lower(of(&|| Ok(take_over::measure(connections, true)?.longest))?, 1000.0, "ms"),
+            What::Load => {
+                let share = f64::from(args.entries) / LIST_ENTRIES;
+                lower(of(&|| tables::load(args.entries))? / share, LIST, "s")
+            }
+            What::Entry => lower(of(&tables::entry)?, ENTRY, "ms"),
             What::Planned => lower(of(&|| Ok(take_over::measure(connections, false)?.longest))?, RTO, "ms"),
         })
     }

@@ -75,7 +75,7 @@ proptest! {
     }
 }
 
-const CALM: Bus = Bus {
+pub(super) const CALM: Bus = Bus {
     lost: 0,
     repeated: 0,
     delay: Duration::from_millis(1),

@@ -280,6 +280,7 @@ mod tests {
                 "tls-certificate",
                 "tls-key",
                 "replicate",
+                "configuration",
                 "window",
             ],
         ),

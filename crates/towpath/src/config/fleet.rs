@@ -26,6 +26,8 @@ pub struct Fleet {
     pub all: bool,
     /// The suppression window.
     pub window: Duration,
+    /// The file that keeps the group's configuration. With it, rules, tables and settings come from the group.
+    pub configuration: Option<PathBuf>,
 }
 
 pub(super) fn take(top: &Table<'_, '_>, directory: &Path) -> Option<Fleet> {
@@ -71,6 +73,7 @@ pub(super) fn take(top: &Table<'_, '_>, directory: &Path) -> Option<Fleet> {
         tls_ca: file("tls-ca"),
         tls_identity: identity,
         all: table.word("replicate") == Some("all"),
+        configuration: file("configuration"),
         window: table.seconds("window").unwrap_or(Duration::from_millis(10)),
     };
     table.finish();

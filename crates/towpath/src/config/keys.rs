@@ -260,6 +260,7 @@ pub const KEYS: &[Key] = &[
     new("fleet", "tls-certificate", Text, "", "file of this gate's certificate; needs `tls-key`"),
     new("fleet", "tls-key", Text, "", "file of the certificate's key; needs `tls-certificate`"),
     new("fleet", "replicate", Word(&["replied", "all"]), "`\"replied\"`", "`replied`: states whose other side has sent a packet. `all`: all states"),
+    new("fleet", "configuration", Text, "", "file that keeps the [group's configuration](fleet.md#the-configuration-of-a-group): with it, rules, tables and settings come from the group"),
     new("fleet", "window", Seconds(0.001, 10.0), "`0.01`", "suppression window: changes of one state in it are sent once. Changes of TCP connections are sent at once"),
 
     new("log", "format", Word(&["text", "json", "journald"]), "by standard error", "[format](log.md#formats) of the log"),

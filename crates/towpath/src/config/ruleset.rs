@@ -45,6 +45,23 @@ impl Config {
     /// All errors of the rule file.
     pub fn parse_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
         let (parsed, files) = parse_with_files(file, text);
+        self.checked(file, parsed, files)
+    }
+
+    /// As [`parse_rules`](Self::parse_rules) for the rules of a group, which name no files: these would be other ones at each gate.
+    ///
+    /// # Errors
+    ///
+    /// All errors of the rule file.
+    pub fn parse_group_rules(&self, file: &str, text: &str) -> Result<Rules, Vec<Diagnostic>> {
+        let parsed = Ruleset::parse_with_files(file, text, |_| {
+            let hint = "the rules of a group name no files; use `towpath ctl fleet table NAME load FILE`";
+            Err(io::Error::other(hint))
+        });
+        self.checked(file, parsed, Vec::new())
+    }
+
+    fn checked(&self, file: &str, parsed: Parsed, files: Vec<PathBuf>) -> Result<Rules, Vec<Diagnostic>> {
         let ruleset = parsed.ruleset?.with_default_allow(self.default_allow);
         let mut errors = self.look_for_connections(file, &ruleset);
         errors.extend(ruleset.offload_without_table(file).filter(|_| self.offload.is_none()));

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_fleet::FleetStats;
+use towpath_fleet::group::{GroupStats, TableStats};
 use towpath_ring::Stats;
 
 use super::commands::show_rings::Ring;
 use super::slots::ControlStats;
 use crate::events::EventStats;
 use crate::fleet::FleetView;
+use crate::fleet::group::{GroupDesk, GroupView};
 use crate::ipfix::IpfixStats;
 use crate::metrics::{EndpointStats, EngineUpgradeStats, ReloadStats};
 
@@ -26,6 +28,8 @@ struct Shown {
     servers: ServerStats,
     upgrade: UpgradeDesk,
     fleet: Option<FleetView>,
+    group: Option<GroupView>,
+    desk: Option<Arc<GroupDesk>>,
 }
 
 /// Upgrades of the engine: what `towpath ctl upgrade` requests of the supervisor, and what it says of the last one.
@@ -60,6 +64,10 @@ pub struct ServerStats {
     pub events: EventStats,
     /// States in a group of gates.
     pub fleet: FleetStats,
+    /// The configuration of the group.
+    pub group: GroupStats,
+    /// The tables of the group.
+    pub group_tables: TableStats,
 }
 
 impl EndpointCounters {
@@ -112,6 +120,28 @@ impl EndpointCounters {
         let mut shown = self.lock();
         shown.servers.fleet = view.stats;
         shown.fleet = Some(view);
+    }
+
+    /// Replaces what `towpath ctl show fleet` shows of the group's configuration.
+    pub fn set_group(&self, view: GroupView) {
+        let mut shown = self.lock();
+        (shown.servers.group, shown.servers.group_tables) = (view.stats, view.tables);
+        shown.group = Some(view);
+    }
+
+    /// What `towpath ctl show fleet` shows of the group's configuration; `None` if rules do not come from a group.
+    pub fn group(&self) -> Option<GroupView> {
+        self.lock().group.clone()
+    }
+
+    /// From now on, clients may change the group's configuration.
+    pub fn set_group_desk(&self, desk: Arc<GroupDesk>) {
+        self.lock().desk = Some(desk);
+    }
+
+    /// Where changes of the group's configuration are asked for; `None` if rules do not come from a group.
+    pub fn group_desk(&self) -> Option<Arc<GroupDesk>> {
+        self.lock().desk.clone()
     }
 
     /// What `towpath ctl show fleet` shows; `None` without a group.

@@ -37,6 +37,7 @@ use crate::control::{AcceptPace, BindError, EndpointCounters, Server};
 use crate::eventfd::EventFd;
 use crate::events::{self, Events};
 use crate::fleet::Fleet;
+use crate::fleet::group::{GroupRules, GroupThread};
 use crate::inspector;
 use crate::ipfix::{self, Ipfix};
 use crate::metrics::endpoint::{self, Endpoint};
@@ -174,6 +175,9 @@ pub struct Supervisor {
     ipfix: Option<Ipfix>,
     /// Replicates states.
     fleet: Option<Fleet>,
+    /// The rules of the group, and the thread that applies its versions.
+    group_rules: Option<Arc<GroupRules>>,
+    group: Option<GroupThread>,
     /// Writes events.
     events: Option<Events>,
     /// Offloads flows. Its entries end before the ports.
@@ -238,6 +242,8 @@ impl Supervisor {
             self.tell_gauge();
             self.keep_alive();
             self.refresh();
+            // A version of the group begins a re-check, too.
+            self.rechecking |= self.group.is_some() && self.ruleset.rechecks().running;
             let (all, mut failed) = self.look_at_threads();
             failed |= self.launcher_ended();
             if heard(&mut self.stop) || failed {

@@ -4,6 +4,7 @@ use towpath_engine::egress::TxStats;
 use towpath_engine::queue::{self, VERDICT_TIME, VerdictStats};
 use towpath_engine::{Drops, ReplyStats, flow_verdict};
 use towpath_fleet::FleetStats;
+use towpath_fleet::group::{GroupStats, TableStats};
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
@@ -72,6 +73,8 @@ pub const TABLES: &[Table] = &[
     table("Flow records", &[], IpfixStats::TABLE),
     table("Events", &[], EventStats::TABLE),
     table("Fleet", &[], FleetStats::TABLE),
+    table("Fleet", &[], GroupStats::TABLE),
+    table("Fleet", &[], TableStats::TABLE),
     table("Log", &[], LogStats::TABLE),
     table("Engine threads", &["thread"], ThreadStats::TABLE),
     table("Process", &[], ProcessStats::TABLE),

@@ -100,7 +100,8 @@ impl Files {
             EventOutput::Unix(_) | EventOutput::Stdout => None,
         });
         let sockets = config.queues.iter().filter_map(|queue| queue.inspectors.socket.as_deref());
-        let written = [control, metrics, events, config.states.as_deref()].into_iter().flatten();
+        let group = config.fleet.as_ref().and_then(|fleet| fleet.configuration.as_deref());
+        let written = [control, metrics, events, config.states.as_deref(), group].into_iter().flatten();
         written.chain(sockets).for_each(|path| files.file(path, Access::Write));
         files.muxes(config);
         files.ports(config);

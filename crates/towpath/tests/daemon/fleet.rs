@@ -2,6 +2,7 @@
 
 mod copies;
 mod credentials;
+mod group;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -33,14 +34,26 @@ authorization {
   users = [
     { user: a, password: one, permissions: {
       publish: ["towpath.edge.states.a", "towpath.edge.sync.*.a", "towpath.edge.bulk.*.a",
+                "towpath.edge.config.a", "$KV.towpath-edge.current", "towpath.edge.table.*.a",
+                "$JS.API.STREAM.INFO.KV_towpath-edge", "$JS.API.STREAM.CREATE.KV_towpath-edge",
+                "$JS.API.CONSUMER.CREATE.KV_towpath-edge", "$JS.API.CONSUMER.MSG.NEXT.KV_towpath-edge.*",
+                "$JS.API.STREAM.INFO.towpath-edge-tables", "$JS.API.STREAM.CREATE.towpath-edge-tables",
+                "$JS.API.CONSUMER.CREATE.towpath-edge-tables", "$JS.API.CONSUMER.MSG.NEXT.towpath-edge-tables.*",
+                "$JS.API.STREAM.PURGE.towpath-edge-tables",
                 "$JS.API.STREAM.INFO.towpath-edge", "$JS.API.STREAM.CREATE.towpath-edge",
                 "$JS.API.CONSUMER.CREATE.towpath-edge", "$JS.API.CONSUMER.MSG.NEXT.towpath-edge.*"]
-      subscribe: ["towpath.edge.states.*", "towpath.edge.sync.a.*", "towpath.edge.bulk.a.*", "_INBOX.>"] } }
+      subscribe: ["towpath.edge.states.*", "towpath.edge.sync.a.*", "towpath.edge.bulk.a.*", "towpath.edge.config.*", "_INBOX.>"] } }
     { user: b, password: two, permissions: {
       publish: ["towpath.edge.states.b", "towpath.edge.sync.*.b", "towpath.edge.bulk.*.b",
+                "towpath.edge.config.b", "$KV.towpath-edge.current", "towpath.edge.table.*.b",
+                "$JS.API.STREAM.INFO.KV_towpath-edge", "$JS.API.STREAM.CREATE.KV_towpath-edge",
+                "$JS.API.CONSUMER.CREATE.KV_towpath-edge", "$JS.API.CONSUMER.MSG.NEXT.KV_towpath-edge.*",
+                "$JS.API.STREAM.INFO.towpath-edge-tables", "$JS.API.STREAM.CREATE.towpath-edge-tables",
+                "$JS.API.CONSUMER.CREATE.towpath-edge-tables", "$JS.API.CONSUMER.MSG.NEXT.towpath-edge-tables.*",
+                "$JS.API.STREAM.PURGE.towpath-edge-tables",
                 "$JS.API.STREAM.INFO.towpath-edge", "$JS.API.STREAM.CREATE.towpath-edge",
                 "$JS.API.CONSUMER.CREATE.towpath-edge", "$JS.API.CONSUMER.MSG.NEXT.towpath-edge.*"]
-      subscribe: ["towpath.edge.states.*", "towpath.edge.sync.b.*", "towpath.edge.bulk.b.*", "_INBOX.>"] } }
+      subscribe: ["towpath.edge.states.*", "towpath.edge.sync.b.*", "towpath.edge.bulk.b.*", "towpath.edge.config.*", "_INBOX.>"] } }
   ]
 }
 "#;

@@ -74,7 +74,8 @@ pub(crate) fn collect<R: 'static>(
         || part,
         move |parts| {
             let mut samples = Samples::default();
-            let ServerStats { metrics, reloads, upgrades, ipfix, events, fleet, .. } = endpoints.servers();
+            let ServerStats { metrics, reloads, upgrades, ipfix, events, fleet, group, group_tables, .. } =
+                endpoints.servers();
             samples.add(&[], &control);
             samples.add(&[], &metrics);
             samples.add(&[], &reloads);
@@ -82,6 +83,8 @@ pub(crate) fn collect<R: 'static>(
             samples.add(&[], &ipfix);
             samples.add(&[], &events);
             samples.add(&[], &fleet);
+            samples.add(&[], &group);
+            samples.add(&[], &group_tables);
             samples.add(&[], &ProcessStats::now());
             samples.add(&[], &logging::stats());
             samples.add(&[], &Reaper::shared().stats());

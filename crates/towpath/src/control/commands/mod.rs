@@ -13,6 +13,7 @@ mod delete_state;
 mod dump;
 mod events;
 mod explain;
+mod fleet;
 mod ipfw;
 mod log;
 mod metrics;
@@ -67,6 +68,7 @@ pub static COMMANDS: &[Command] = &[
     change::FLUSH,
     set::COMMAND,
     table::COMMAND,
+    fleet::COMMAND,
     sysctl::COMMAND,
     ipfw::COMMAND,
     clean::COMMAND,
@@ -153,6 +155,9 @@ mod tests {
             ("delete-state", json!({ "flow": "icmp 10.0.0.1 10.0.0.2" })),
             ("set", json!({ "name": "n", "value": 1 })),
             ("upgrade", json!({ "binary": null })),
+            ("apply-fleet", json!({ "rules": { "name": "r", "text": "" } })),
+            ("change-fleet-table", json!({ "table": "t", "lines": "" })),
+            ("show-apply", json!({ "apply": 1 })),
         ];
         for request in COMMANDS.iter().flat_map(|command| command.requests) {
             let name = super::super::command::name(request.name);
@@ -189,6 +194,8 @@ mod tests {
             ("command", Access::Change),
             ("set", Access::Change),
             ("upgrade", Access::Root),
+            ("apply-fleet", Access::Change),
+            ("show-apply", Access::Read),
         ] {
             assert_eq!(request(name).unwrap().access, access, "{name}");
         }

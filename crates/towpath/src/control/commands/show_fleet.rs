@@ -10,6 +10,8 @@ use towpath_fleet::PeerView;
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
 use super::super::text::items;
+use super::fleet::{versions, versions_text};
+use crate::fleet::group::GroupView;
 use crate::metrics;
 
 /// The group of gates: the peers, whether this gate has their states, and what was sent, merged and refused
@@ -37,6 +39,7 @@ impl Query for ShowFleet {
             "warning": view.warning,
             "syncing": syncing,
             "peers": peers,
+            "configuration": context.endpoints.group().map(|group| configuration(&group)),
             "stats": metrics::json(&view.stats),
         });
         Ok(Reply::Answer(Self::ANSWER, json!({ "fleet": object })))
@@ -62,6 +65,10 @@ impl Query for ShowFleet {
                 peer["lag_ns"].as_u64().unwrap_or(0) / 1000,
             );
         }
+        if let Some(problem) = fleet["configuration"]["problem"].as_str() {
+            text += &format!("configuration: {problem}\n");
+        }
+        text += &versions_text(&fleet["configuration"]["gates"]);
         for (name, value) in fleet["stats"].as_object().into_iter().flatten() {
             match value.as_object() {
                 Some(reasons) => {
@@ -75,6 +82,16 @@ impl Query for ShowFleet {
         }
         text
     }
+}
+
+fn configuration(group: &GroupView) -> Value {
+    json!({
+        "version": group.stats.version,
+        "problem": group.problem,
+        "gates": versions(&group.gates),
+        "stats": metrics::json(&group.stats),
+        "tables": metrics::json(&group.tables),
+    })
 }
 
 fn peer(peer: &PeerView) -> Value {

@@ -13,6 +13,7 @@ use super::super::worker_command::WorkerCommand;
 use super::Supervisor;
 use super::ruleset::{routes, settings};
 use crate::config::{self, Config};
+use crate::fleet::group::Held;
 use crate::logging::{self, OPERATOR};
 use crate::quantity::count;
 use crate::sandbox;
@@ -27,8 +28,14 @@ impl Supervisor {
     /// Reads configuration and rules again and applies all of it or nothing.
     pub(super) fn reload(&mut self) {
         reloading();
-        match self.read_again() {
-            Ok((config, ruleset, bound)) => {
+        let group = self.group_rules.clone();
+        // No version of the group is applied meanwhile.
+        let mut held = group.as_ref().map(|group| group.hold());
+        match self.read_again(held.as_deref()) {
+            Ok((local, config, ruleset, bound)) => {
+                if let Some(held) = &mut held {
+                    held.set_local(local);
+                }
                 self.prepare(&config);
                 if self.rechecking {
                     tracing::info!(
@@ -154,7 +161,12 @@ impl Supervisor {
     }
 
     /// Reads the files and binds the sockets of new queues.
-    fn read_again(&self) -> Result<(Config, Ruleset, Vec<Socket>), Vec<String>> {
+    ///
+    /// Returns this gate's own configuration, and the one with the keys and rules of its group.
+    fn read_again(
+        &self,
+        group: Option<&Held>,
+    ) -> Result<(Config, Config, Ruleset, Vec<Socket>), Vec<String>> {
         let lines = |found: Vec<Diagnostic>| explained(found.iter().map(ToString::to_string).collect());
         let mut config = Config::read(&self.config.file).map_err(lines)?;
         config.number_ports_as(&self.config);
@@ -188,6 +200,11 @@ impl Supervisor {
             return Err(vec![refused]);
         }
         let rules = config.read_rules().map_err(lines)?;
+        let local = config.clone();
+        let (config, rules) = match group.and_then(|group| group.over(&local)) {
+            Some(over) => over.map_err(lines)?,
+            None => (config, rules),
+        };
         if let Some(path) = config.states.as_ref().filter(|_| config.states != self.config.states) {
             Saving::create(path).map_err(|error| vec![format!("states: {}: {error}", path.display())])?;
         }
@@ -202,7 +219,7 @@ impl Supervisor {
             launcher.adopt(&config).map_err(|error| vec![error.to_string()])?;
         }
         rules.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        Ok((config, rules.ruleset, bound))
+        Ok((local, config, rules.ruleset, bound))
     }
 }
 

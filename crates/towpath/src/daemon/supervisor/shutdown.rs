@@ -67,7 +67,7 @@ impl Supervisor {
         report.rules = self.ruleset.rules();
         self.running = None;
         // After the last packet.
-        (self.ipfix, self.events, self.fleet) = (None, None, None);
+        (self.ipfix, self.events, self.fleet, self.group) = (None, None, None, None);
         if let (States::Saved, Some(path)) = (states, &self.config.states) {
             // The file marks states whose re-check is incomplete, and the next engine re-checks them. The time is bounded: a service
             // manager that kills a slow engine would lose all states.

@@ -44,6 +44,7 @@ use crate::control::{AcceptPace, EndpointCounters, Listening, PortRows, QueryInb
 use crate::eventfd::EventFd;
 use crate::events;
 use crate::fleet::Fleet;
+use crate::fleet::group::{GroupRules, GroupThread};
 use crate::inspector::{self, ATTACH_TIMEOUT};
 use crate::ipfix;
 use crate::leftovers;
@@ -237,6 +238,8 @@ impl Supervisor {
         let ruleset =
             RulesetManager::new(gate, ruleset, config.default_allow).with_topology(topology.clone());
         let ruleset = Arc::new(ruleset);
+        // Before the states, which belong to these rules.
+        let group_rules = GroupRules::open(&config, &ruleset);
         if let (Some(path), Some(saved)) = (&config.states, saved) {
             restore(&ruleset, path, saved, config.reload, &stop);
         }
@@ -317,6 +320,11 @@ impl Supervisor {
             started.map_err(|error| Failure::System("fleet", error))
         };
         let fleet = config.fleet.as_ref().map(start_fleet).transpose()?;
+        let start_group = |(fleet, rules): (&config::Fleet, &Arc<GroupRules>)| {
+            let started = GroupThread::start(fleet, Arc::clone(rules), counters.clone());
+            started.map_err(|error| Failure::System("group", error))
+        };
+        let group = config.fleet.as_ref().zip(group_rules.as_ref()).map(start_group).transpose()?;
         let directory = (!config.routes.is_empty()).then(|| {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))
@@ -427,6 +435,8 @@ impl Supervisor {
             running: None,
             ipfix,
             fleet,
+            group_rules,
+            group,
             events,
             offload,
             offload_paused: None,

@@ -10,10 +10,10 @@ use towpath_port::netns::{until, within};
 use super::{Server, client};
 
 /// A plain client of NATS.
-struct Plain(BufReader<TcpStream>);
+pub(super) struct Plain(BufReader<TcpStream>);
 
 impl Plain {
-    fn connect(user: &str, password: &str) -> Self {
+    pub(super) fn connect(user: &str, password: &str) -> Self {
         let mut plain = Self(BufReader::new(TcpStream::connect("127.0.0.1:4222").unwrap()));
         assert!(plain.line().starts_with("INFO"));
         let connect = format!(
@@ -23,11 +23,11 @@ impl Plain {
         plain
     }
 
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         self.0.get_mut().write_all(format!("{text}\r\n").as_bytes()).unwrap();
     }
 
-    fn publish(&mut self, subject: &str, reply: &str, text: &str) {
+    pub(super) fn publish(&mut self, subject: &str, reply: &str, text: &str) {
         self.say(&format!("PUB {subject} {reply} {}\r\n{text}", text.len()));
     }
 

@@ -1,0 +1,413 @@
+//! Table entries of a group: a stream that every gate applies in the same order.
+//!
+//! A message is a change of some entries, or a part of all entries of a table. Parts replace the table when the last one has come. They
+//! are a *load*, which replaces everything before it, or a *snapshot*: the table after the message `upto`, with which a gate that joins need not
+//! read the messages before it. The bus removes these.
+//!
+//! ```text
+//! "TWGT" version:u8 oldest:u8 kind:u8 zero:u8
+//!   1 change: lines (`add KEY`, `add KEY VALUE` or `delete KEY`)
+//!   2 part:   load:u64 upto:u64 (all ones: a load) index:u32 count:u32 lines (`KEY` or `KEY VALUE`)
+//! ```
+//!
+//! Invariant: the entries of a table are a function of the messages of its subject alone. A gate that catches up keeps the changes that it
+//! has seen since it began, because a snapshot that follows them may be older than they are.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::stats::TableStats;
+
+const MAGIC: &[u8; 4] = b"TWGT";
+
+/// The version that is written, and the oldest one whose readers can read it.
+const VERSION: u8 = 1;
+const OLDEST: u8 = 1;
+
+/// Bytes of the lines of one message, of one load, and of changes that a gate keeps while it catches up.
+const LINES_MAX: usize = 512 << 10;
+const LOAD_MAX: usize = 64 << 20;
+const LOG_MAX: usize = 64 << 20;
+
+/// Tables, loads that are incomplete, and the bytes of the latter.
+const TABLES: usize = 256;
+const LOADS: usize = 8;
+const LOADS_MAX: usize = 2 * LOAD_MAX;
+
+/// Bytes of changes after which a snapshot is worth it.
+const COMPACT: usize = 4 << 20;
+
+/// Instead of a sequence number: the parts are a load.
+const ALL: u64 = u64::MAX;
+
+/// The tables of this gate.
+pub trait Entries {
+    /// Replaces all entries of a table by lines `KEY` or `KEY VALUE`.
+    ///
+    /// # Errors
+    /// The table does not exist, or the lines are wrong: nothing is changed.
+    fn load(&mut self, table: &str, lines: &str) -> Result<(), String>;
+
+    /// Adds and deletes entries: lines `add KEY`, `add KEY VALUE` or `delete KEY`. Returns the number of lines that were refused.
+    fn change(&mut self, table: &str, lines: &str) -> u64;
+}
+
+/// What the bus publishes for a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// The table.
+    pub table: String,
+    /// Messages, in order.
+    pub messages: Vec<Vec<u8>>,
+    /// Messages that the stream may forget afterwards.
+    pub forget: Forget,
+}
+
+/// Messages of a table that the stream may forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forget {
+    /// None.
+    Nothing,
+    /// Those before the ones that are published.
+    Before,
+    /// Those up to this one.
+    UpTo(u64),
+}
+
+impl Publication {
+    /// The first message that the stream must keep, if the first one of these has the number `first`.
+    pub fn keep_from(&self, first: u64) -> u64 {
+        match self.forget {
+            Forget::Nothing => 0,
+            Forget::Before => first,
+            Forget::UpTo(seq) => seq + 1,
+        }
+    }
+}
+
+/// The entries `lines` as a load.
+pub fn load(table: &str, number: u64, lines: &str) -> Publication {
+    Publication { table: table.to_owned(), messages: parts(number, ALL, lines), forget: Forget::Before }
+}
+
+/// Changes of entries, in as few messages as possible.
+pub fn change(table: &str, lines: &str) -> Publication {
+    let messages = chunks(lines).map(|lines| encode(1, &[], lines)).collect();
+    Publication { table: table.to_owned(), messages, forget: Forget::Nothing }
+}
+
+fn parts(number: u64, upto: u64, lines: &str) -> Vec<Vec<u8>> {
+    let chunks: Vec<&str> = chunks(lines).collect();
+    let count = chunks.len().max(1) as u64;
+    let part = |(at, lines): (usize, &str)| encode(2, &[number, upto, at as u64 | count << 32], lines);
+    match chunks.is_empty() {
+        true => vec![part((0, ""))],
+        false => chunks.into_iter().enumerate().map(part).collect(),
+    }
+}
+
+/// Whole lines of at most [`LINES_MAX`] bytes together.
+fn chunks(mut lines: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let end = match lines.len() {
+            0 => return None,
+            all if all <= LINES_MAX => all,
+            _ => {
+                let bytes = &lines.as_bytes()[..LINES_MAX];
+                // A longer line is cut: it is refused by every gate.
+                let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(LINES_MAX, |at| at + 1);
+                (0..=end).rev().find(|end| lines.is_char_boundary(*end)).unwrap_or(lines.len())
+            }
+        };
+        let (chunk, rest) = lines.split_at(end);
+        lines = rest;
+        Some(chunk)
+    })
+}
+
+fn encode(kind: u8, words: &[u64], lines: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(32 + lines.len());
+    out.extend(MAGIC);
+    out.extend([VERSION, OLDEST, kind, 0]);
+    words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+    out.extend(lines.as_bytes());
+    out
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Message<'a> {
+    Change(&'a str),
+    Part { load: u64, upto: u64, index: u32, count: u32, lines: &'a str },
+}
+
+fn decode(bytes: &[u8]) -> Option<Message<'_>> {
+    let &[_, oldest, kind, _, ref rest @ ..] = bytes.strip_prefix(MAGIC)? else { return None };
+    if oldest > VERSION {
+        return None;
+    }
+    let lines = |rest| std::str::from_utf8(rest).ok().filter(|lines| lines.len() <= LINES_MAX);
+    match kind {
+        1 => lines(rest).map(Message::Change),
+        2 => {
+            let (words, rest) = rest.split_first_chunk::<24>()?;
+            let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| words[8 * at + byte]));
+            let (index, count) = (word(2) as u32, (word(2) >> 32) as u32);
+            let bounded = index < count && count as usize <= LOAD_MAX / 1024;
+            let lines = lines(rest).filter(|_| bounded)?;
+            Some(Message::Part { load: word(0), upto: word(1), index, count, lines })
+        }
+        _ => None,
+    }
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// Changes since this gate began to catch up, with their numbers.
+    log: Vec<(u64, String)>,
+    log_bytes: usize,
+    /// Bytes of changes since the last load or snapshot in the stream.
+    changed: usize,
+    /// The entries contain all messages up to this one.
+    base: u64,
+    /// The rules of this gate have no such table, or one of another type.
+    missing: bool,
+}
+
+/// A load whose last part has not come.
+#[derive(Debug)]
+struct Load {
+    table: String,
+    from: String,
+    number: u64,
+    parts: u32,
+    lines: String,
+}
+
+/// The tables of a group.
+#[derive(Debug, Default)]
+pub struct Tables {
+    tables: BTreeMap<String, Held>,
+    loads: VecDeque<Load>,
+    /// The last message.
+    seq: u64,
+    /// The last message before this gate began to catch up: it has seen all messages up to it, and none is missing since.
+    begun: u64,
+    caught_up: bool,
+    problem: Option<String>,
+    stats: TableStats,
+}
+
+impl Tables {
+    /// A session has begun: the bus sends the messages after the one that this returns. `last`: the last one that the stream has.
+    pub fn connect(&mut self, last: u64) -> u64 {
+        if last < self.seq {
+            // Another stream: its messages are applied to the tables as they are.
+            self.seq = 0;
+        }
+        self.begun = self.seq;
+        self.caught_up = false;
+        if last <= self.seq {
+            self.catch_up();
+        }
+        self.seq
+    }
+
+    /// The stream has no further message now.
+    pub fn catch_up(&mut self) {
+        self.caught_up = true;
+        self.tables.values_mut().for_each(|held| (held.log, held.log_bytes) = (Vec::new(), 0));
+    }
+
+    /// The rules have changed. Returns true if the stream must be read again from its beginning, because they lacked a table before.
+    pub fn rules_changed(&mut self) -> bool {
+        let again = self.tables.values().any(|held| held.missing);
+        if again {
+            self.tables.clear();
+            self.loads.clear();
+            (self.seq, self.begun, self.caught_up) = (0, 0, false);
+        }
+        again
+    }
+
+    /// Why a load was refused, once.
+    pub fn take_problem(&mut self) -> Option<String> {
+        self.problem.take()
+    }
+
+    /// Number of the last message that was applied.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// All messages of the stream have been applied.
+    pub fn is_caught_up(&self) -> bool {
+        self.caught_up
+    }
+
+    /// The names of the tables whose entries come from the group.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tables.keys().map(|name| &**name)
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> TableStats {
+        TableStats {
+            seq: self.seq,
+            caught_up: self.caught_up.into(),
+            tables: self.tables.len() as u64,
+            ..self.stats
+        }
+    }
+
+    /// A message of the stream: its number, its table, its sender, and the number of messages that follow it now.
+    pub fn message(
+        &mut self,
+        seq: u64,
+        (table, from): (&str, &str),
+        bytes: &[u8],
+        pending: u64,
+        entries: &mut dyn Entries,
+    ) {
+        if self.advance(seq) {
+            self.take(seq, table, from, bytes, entries);
+        }
+        if pending == 0 {
+            self.catch_up();
+        }
+    }
+
+    /// A message of the stream that the server has sent, not a gate.
+    pub fn republished(&mut self, seq: u64, pending: u64) {
+        self.stats.messages_republished += u64::from(self.advance(seq));
+        if pending == 0 {
+            self.catch_up();
+        }
+    }
+
+    /// Returns true if the message is new.
+    fn advance(&mut self, seq: u64) -> bool {
+        if seq <= self.seq {
+            return false;
+        }
+        if self.caught_up && seq > self.seq + 1 {
+            // The stream has forgotten messages that this gate had not seen yet: a snapshot follows.
+            (self.begun, self.caught_up) = (self.seq, false);
+        }
+        self.seq = seq;
+        self.stats.messages += 1;
+        true
+    }
+
+    fn take(&mut self, seq: u64, table: &str, from: &str, bytes: &[u8], entries: &mut dyn Entries) {
+        let Some(message) = decode(bytes) else { return self.stats.messages_malformed += 1 };
+        if !self.tables.contains_key(table) {
+            if self.tables.len() >= TABLES {
+                return self.stats.messages_tables += 1;
+            }
+            // The entries of the rule file are not the group's.
+            let missing = entries.load(table, "").is_err();
+            self.tables.insert(table.to_owned(), Held { missing, ..Held::default() });
+        }
+        let Some(held) = self.tables.get_mut(table) else { return };
+        match message {
+            Message::Change(lines) => {
+                held.changed += lines.len();
+                self.stats.entries += lines.lines().count() as u64;
+                self.stats.refused += entries.change(table, lines);
+                if !self.caught_up && held.log_bytes + lines.len() <= LOG_MAX {
+                    held.log_bytes += lines.len();
+                    held.log.push((seq, lines.to_owned()));
+                }
+            }
+            Message::Part { load, upto, index, count, lines } => {
+                let Some(lines) = self.part((table, from), load, (index, count), lines) else { return };
+                self.complete(table, upto, &lines, entries);
+            }
+        }
+    }
+
+    /// Returns all lines of a load if this part is its last one.
+    fn part(
+        &mut self,
+        (table, from): (&str, &str),
+        number: u64,
+        (index, count): (u32, u32),
+        lines: &str,
+    ) -> Option<String> {
+        let same = |load: &Load| load.table == table && load.from == from;
+        let at = self.loads.iter().position(same);
+        let mut load = match at.and_then(|at| self.loads.remove(at)) {
+            Some(load) if load.number == number && load.parts == index => load,
+            other => {
+                self.stats.loads_incomplete += u64::from(other.is_some());
+                if index != 0 {
+                    return None;
+                }
+                Load {
+                    table: table.to_owned(),
+                    from: from.to_owned(),
+                    number,
+                    parts: 0,
+                    lines: String::new(),
+                }
+            }
+        };
+        load.parts += 1;
+        load.lines += lines;
+        if load.lines.len() > LOAD_MAX {
+            self.stats.loads_incomplete += 1;
+            return None;
+        }
+        if load.parts == count {
+            return Some(load.lines);
+        }
+        self.loads.push_back(load);
+        while self.loads.len() > LOADS
+            || self.loads.iter().map(|load| load.lines.len()).sum::<usize>() > LOADS_MAX
+        {
+            self.loads.pop_front();
+            self.stats.loads_incomplete += 1;
+        }
+        None
+    }
+
+    fn complete(&mut self, table: &str, upto: u64, lines: &str, entries: &mut dyn Entries) {
+        let Some(held) = self.tables.get_mut(table) else { return };
+        held.changed = 0;
+        if upto != ALL && (self.caught_up || upto < self.begun.max(held.base)) {
+            // This gate has everything that the snapshot has.
+            return;
+        }
+        held.base = if upto == ALL { self.seq } else { upto };
+        if let Err(why) = entries.load(table, lines) {
+            held.missing = true;
+            self.problem = Some(format!("the entries of the table {table} are refused: {why}"));
+            self.stats.loads_refused += 1;
+            return;
+        }
+        held.missing = false;
+        self.stats.loads += 1;
+        held.log.retain(|(seq, _)| upto != ALL && *seq > upto);
+        held.log_bytes = held.log.iter().map(|(_, lines)| lines.len()).sum();
+        for (_, lines) in &held.log {
+            self.stats.refused += entries.change(table, lines);
+        }
+    }
+
+    /// A table whose changes are worth a snapshot, and the number of the last message that it has.
+    pub fn poll_compaction(&mut self) -> Option<(String, u64)> {
+        let (name, held) = self.tables.iter_mut().find(|(_, held)| held.changed > COMPACT)?;
+        if !self.caught_up {
+            return None;
+        }
+        held.changed = 0;
+        Some((name.clone(), self.seq))
+    }
+}
+
+/// The entries `lines` of a table after the message `upto`, for gates that join.
+pub fn snapshot(table: &str, upto: u64, lines: &str) -> Publication {
+    Publication { table: table.to_owned(), messages: parts(upto, upto, lines), forget: Forget::UpTo(upto) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! The tables of the group at this gate: publishes changes, and applies what the stream has.
+
+use std::sync::Arc;
+
+use towpath_fleet::group::GroupOutput;
+use towpath_fleet::group::tables::{self, Entries, Publication, Tables};
+
+use super::desk::GroupDone;
+use crate::ruleset_manager::RulesetManager;
+
+/// The tables of the rules.
+struct Rules(Arc<RulesetManager>);
+
+impl Entries for Rules {
+    fn load(&mut self, table: &str, lines: &str) -> Result<(), String> {
+        let first = |found: Vec<_>| found.first().map(ToString::to_string).unwrap_or_default();
+        self.0
+            .load_group_entries(table, lines)
+            .map_err(|found: Vec<towpath_gate::rules::Diagnostic>| first(found))
+    }
+
+    fn change(&mut self, table: &str, lines: &str) -> u64 {
+        self.0.change_group_entries(table, lines)
+    }
+}
+
+/// What this gate publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Publishing {
+    Nothing,
+    /// Entries that a client has changed.
+    Change,
+    /// A snapshot.
+    Snapshot,
+    /// Entries that a client has changed are in the stream, up to this message.
+    Published(u64),
+}
+
+/// See the module documentation.
+pub(super) struct GroupTables {
+    tables: Tables,
+    rules: Rules,
+    connected: bool,
+    /// The last message of the stream, once it is open.
+    open: Option<u64>,
+    following: bool,
+    publishing: Publishing,
+    /// Number of the next load.
+    load: u64,
+}
+
+impl GroupTables {
+    /// `load` is a number that no earlier process of this gate has reached.
+    pub(super) fn new(ruleset: &Arc<RulesetManager>, load: u64) -> Self {
+        Self {
+            tables: Tables::default(),
+            rules: Rules(Arc::clone(ruleset)),
+            connected: false,
+            open: None,
+            following: false,
+            publishing: Publishing::Nothing,
+            load,
+        }
+    }
+
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    pub(super) fn connect(&mut self) {
+        (self.connected, self.open, self.following) = (true, None, false);
+    }
+
+    /// Returns the result of the change that was in progress.
+    pub(super) fn disconnect(&mut self) -> Option<Result<GroupDone, String>> {
+        (self.connected, self.open, self.following) = (false, None, false);
+        let before = std::mem::replace(&mut self.publishing, Publishing::Nothing);
+        let change = matches!(before, Publishing::Change | Publishing::Published(_));
+        change.then(|| {
+            Err("the connection to the server ended before the entries were in the stream, or before they came back; change \
+                 them again"
+                .to_owned())
+        })
+    }
+
+    /// The stream is open.
+    pub(super) fn open(&mut self, last: u64) {
+        self.open = Some(last);
+    }
+
+    /// Follows the stream once the rules of the group are known.
+    pub(super) fn poll_follow(&mut self) -> Option<GroupOutput> {
+        let last = self.open.filter(|_| !self.following)?;
+        self.following = true;
+        Some(GroupOutput::Follow(self.tables.connect(last)))
+    }
+
+    /// The rules have changed.
+    pub(super) fn rules_changed(&mut self) {
+        if self.tables.rules_changed() {
+            self.following = false;
+        }
+    }
+
+    pub(super) fn nothing_follows(&mut self) {
+        self.tables.catch_up();
+    }
+
+    /// Takes a message of the stream. Returns why a load was refused.
+    pub(super) fn message(
+        &mut self,
+        seq: u64,
+        names: (&str, &str),
+        bytes: Option<&[u8]>,
+        pending: u64,
+    ) -> Option<String> {
+        match bytes {
+            Some(bytes) => self.tables.message(seq, names, bytes, pending, &mut self.rules),
+            None => self.tables.republished(seq, pending),
+        }
+        self.tables.take_problem()
+    }
+
+    /// Begins to publish a change of a client.
+    pub(super) fn change(&mut self, table: &str, lines: &str, load: bool) -> Result<GroupOutput, String> {
+        if !self.connected || self.open.is_none() {
+            return Err("no connection to the stream of the group's tables; nothing was changed, and the gates continue with the \
+                        entries that they have: see `towpath ctl show fleet`"
+                .to_owned());
+        }
+        if self.publishing == Publishing::Snapshot {
+            return Err("this gate is publishing a snapshot of a table; try again".to_owned());
+        }
+        self.publishing = Publishing::Change;
+        self.load += 1;
+        Ok(GroupOutput::Entries(match load {
+            true => tables::load(table, self.load, lines),
+            false => tables::change(table, lines),
+        }))
+    }
+
+    /// Entries are in the stream, or not. Returns the result of the change in progress if that has ended.
+    pub(super) fn published(&mut self, published: Result<u64, String>) -> Option<Result<GroupDone, String>> {
+        let before = std::mem::replace(&mut self.publishing, Publishing::Nothing);
+        match (before, published) {
+            (Publishing::Change, Ok(seq)) => {
+                self.publishing = Publishing::Published(seq);
+                None
+            }
+            (Publishing::Change, Err(error)) => Some(Err(format!(
+                "the server did not take all entries: {error}; this gate needs the permission to publish `towpath.GROUP.table.*`"
+            ))),
+            (_, Err(error)) => {
+                log::warn!("fleet: no snapshot of a table: {error}");
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the result of the change in progress once its entries are applied here.
+    pub(super) fn poll_done(&mut self) -> Option<GroupDone> {
+        let Publishing::Published(seq) = self.publishing else { return None };
+        if self.tables.seq() < seq {
+            return None;
+        }
+        self.publishing = Publishing::Nothing;
+        Some(GroupDone::Entries)
+    }
+
+    /// Publishes a snapshot of a table with many changes. One gate of the group does that.
+    pub(super) fn poll_snapshot(&mut self, chosen: bool) -> Option<GroupOutput> {
+        if !chosen || !self.connected || self.publishing != Publishing::Nothing {
+            return None;
+        }
+        let (table, upto) = self.tables.poll_compaction()?;
+        let lines = self.rules.0.entry_lines(&table)?;
+        self.publishing = Publishing::Snapshot;
+        let publication: Publication = tables::snapshot(&table, upto, &lines);
+        Some(GroupOutput::Entries(publication))
+    }
+}

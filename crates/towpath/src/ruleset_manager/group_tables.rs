@@ -1,0 +1,88 @@
+//! Tables whose entries come from a group of gates. A reload and a version of the group keep their entries.
+
+use std::fmt::Write;
+
+use towpath_gate::rules::table::{Listing, Table};
+use towpath_gate::rules::{Diagnostic, Ruleset};
+
+use super::{Book, RulesetManager};
+
+/// The file name in errors.
+const NAME: &str = "entries";
+
+impl Book {
+    /// Gives the tables of the group the entries that they have in the rules that run, if they have the same type.
+    pub(super) fn keep_group_tables(&self, ruleset: &mut Ruleset) {
+        for name in &self.group_tables {
+            let like = |table: &Table| (table.kind(), table.columns().to_vec(), table.limit());
+            if let (Some(now), Some(new)) = (self.ruleset.table(name), ruleset.table(name))
+                && like(now) == like(new)
+            {
+                ruleset.set_table(name, now.clone());
+            }
+        }
+    }
+}
+
+/// The lines as commands of a rule file. A line that is no entry becomes a command that is refused.
+fn commands<'a>(table: &str, lines: impl Iterator<Item = &'a str>) -> String {
+    let mut text = String::new();
+    for line in lines {
+        let entry = line.starts_with("add ") || line.starts_with("delete ");
+        let _ = writeln!(text, "-q table {table} {}", if entry { line } else { "add" });
+    }
+    text
+}
+
+impl RulesetManager {
+    /// Checks lines `add KEY`, `add KEY VALUE` and `delete KEY` for a table.
+    ///
+    /// # Errors
+    /// All errors of the lines, or the table does not exist.
+    pub fn check_group_entries(&self, table: &str, lines: &str) -> Result<(), String> {
+        let mut ruleset = self.book().ruleset.clone();
+        match ruleset.change_entries(NAME, &commands(table, lines.lines())) {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(errors)) => Err(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+            None => Err(format!("the rules of this gate have no table {table}")),
+        }
+    }
+
+    /// Adds and deletes entries of a table of the group. Returns the number of lines that were refused.
+    pub fn change_group_entries(&self, table: &str, lines: &str) -> u64 {
+        let mut book = self.book();
+        let Book { gate, ruleset, .. } = &mut *book;
+        let mut change = |text: &str| matches!(ruleset.change_entries(NAME, text), Some(Ok(_)));
+        let mut refused = 0;
+        if !change(&commands(table, lines.lines())) {
+            // One of them is wrong: the others are applied.
+            refused =
+                lines.lines().filter(|line| !change(&commands(table, std::iter::once(*line)))).count() as u64;
+        }
+        if let Some(changed) = ruleset.table(table) {
+            gate.with_table(table, |own| *own = changed.clone());
+            self.changed();
+        }
+        refused
+    }
+
+    /// Replaces all entries of a table, which belongs to the group from now on. The last entry of a key counts.
+    ///
+    /// # Errors
+    /// All errors of the lines, or why the table cannot be loaded.
+    pub fn load_group_entries(&self, table: &str, lines: &str) -> Result<(), Vec<Diagnostic>> {
+        self.load_table(table, NAME, lines, true, false)?;
+        self.book().group_tables.insert(table.to_owned());
+        Ok(())
+    }
+
+    /// The entries of a table as lines `KEY VALUE`.
+    pub fn entry_lines(&self, table: &str) -> Option<String> {
+        let table = self.book().ruleset.table(table)?.clone();
+        let mut text = String::new();
+        for (key, value) in Listing::new(&table).iter_from(0) {
+            let _ = writeln!(text, "{} {}", table.show_key(&key), table.show_value(&value));
+        }
+        Some(text)
+    }
+}
