@@ -362,20 +362,19 @@ mod bus {
 
     pub(super) use towpath_fleet::nats::{Bus, Incoming};
 
-    use towpath_fleet::nats::BusConfig;
+    use towpath_fleet::nats::{BusConfig, ServerConfig};
 
     use crate::config;
 
     pub(super) fn start(config: &config::Fleet) -> io::Result<Bus> {
-        let config = BusConfig {
+        let server = ServerConfig {
             servers: config.servers.clone(),
-            group: config.group.clone(),
-            gate: config.gate.clone(),
             credentials: config.credentials.clone(),
             tls: config.tls,
             tls_ca: config.tls_ca.clone(),
             tls_identity: config.tls_identity.clone(),
         };
+        let config = BusConfig { server, group: config.group.clone(), gate: config.gate.clone() };
         Bus::start(config, || crate::background::begin_as(crate::sandbox::Role::Fleet))
     }
 }

@@ -4,5 +4,6 @@
 pub(crate) mod connections;
 pub(crate) mod member;
 pub(crate) mod packets;
+pub(crate) mod remote;
 pub(crate) mod server;
 pub(crate) mod take_over;

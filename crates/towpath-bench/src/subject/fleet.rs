@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::fleet::{member, packets, take_over};
+use crate::fleet::{member, packets, remote, take_over};
 use crate::metric::{Better, Metric};
 use crate::stat::median;
 use crate::subject::instructions;
@@ -19,6 +19,9 @@ const OFFERED: f64 = 220_000.0;
 /// The bound of a snapshot in seconds for this number of states.
 const BULK: f64 = 10.0;
 const BULK_STATES: f64 = 5e6;
+
+/// The work in us from which a remote worker must be worth it.
+const WORTH: f64 = 500.0;
 
 /// Flows of which instructions are counted.
 const FLOWS: u32 = 2000;
@@ -67,6 +70,8 @@ enum What {
     Continued,
     Outage,
     Planned,
+    RoundTrip,
+    Crossing,
 }
 
 struct Case {
@@ -102,6 +107,8 @@ fn cases() -> Vec<Case> {
         case("killed: connections that continue", What::Continued),
         case("killed: outage after the routes changed", What::Outage),
         case("planned: longest wait", What::Planned),
+        case("remote worker: round trip, over request and reply of NATS", What::RoundTrip),
+        case("remote worker: work per message from which it is worth it", What::Crossing),
     ]
 }
 
@@ -131,6 +138,11 @@ impl Case {
                 row(share * 100.0 / connections as f64, 99.99, "%", Better::Higher, 1.0)
             }
             What::Outage => lower(of(&|| Ok(take_over::measure(connections, true)?.longest))?, 1000.0, "ms"),
+            What::RoundTrip => {
+                let [ours, peer] = [of(&|| remote::round_trip(time))?, of(&|| remote::request_reply(time))?];
+                row(ours, peer, "us", Better::Lower, 1.3)
+            }
+            What::Crossing => lower(of(&|| remote::crossing(time))?, WORTH, "us"),
             What::Planned => lower(of(&|| Ok(take_over::measure(connections, false)?.longest))?, RTO, "ms"),
         })
     }
