@@ -71,6 +71,10 @@ struct Worker {
     away: Away,
     /// Signalled at the end, and then closed: the pool watches another descriptor of it.
     end: Option<EventFd>,
+    /// The pool knows that it has ended, and still asks why.
+    known: bool,
+    /// It has asked: another worker was started since.
+    old: bool,
 }
 
 impl RemoteFront {
@@ -140,9 +144,12 @@ impl Remote for Shared {
         if registry.over {
             return Err(io::Error::other("the thread of remote workers has ended"));
         }
+        registry.workers.retain(|_, worker| !std::mem::replace(&mut worker.old, worker.known));
         let id = FIRST | registry.made;
         registry.made = (registry.made + 1) % FIRST;
-        registry.workers.insert(id, Worker { socket: socket.into(), away: Away::default(), end: Some(end) });
+        let away = Away { who: "a worker on another machine".to_owned(), ..Away::default() };
+        let worker = Worker { socket: socket.into(), away, end: Some(end), known: false, old: false };
+        registry.workers.insert(id, worker);
         registry.started.push(id);
         drop(registry);
         self.wake.signal();
@@ -155,7 +162,9 @@ impl Remote for Shared {
         if registry.workers.get(&id).is_some_and(|worker| worker.end.is_some()) {
             return Ok(None);
         }
-        registry.workers.remove(&id);
+        if let Some(worker) = registry.workers.get_mut(&id) {
+            worker.known = true;
+        }
         Ok(Some(ExitStatus::default()))
     }
 
@@ -315,7 +324,8 @@ impl FrontSide {
             match event {
                 FrontEvent::Attach { slot, who, events, parts, credit } => {
                     // Losses are none: the frames of a multiplexor wait.
-                    let options = Options { gaps: false, events, parts, ..Options::named(&who) };
+                    let options =
+                        Options { gaps: false, events, parts, ..Options::named(&who.replace(' ', "-")) };
                     self.attach(slot, who, options, credit);
                 }
                 FrontEvent::Ended { slot, why, mut link } => {
