@@ -421,6 +421,12 @@ enum Role {
         netns_pid: u32,
         connections: usize,
     },
+    FleetResponder {
+        port: u16,
+    },
+    FleetWorker {
+        micros: u64,
+    },
     FleetPackets {
         #[arg(action = clap::ArgAction::Set)]
         replicated: bool,
@@ -607,6 +613,8 @@ fn side(role: Role) -> Result<()> {
         Role::OutageReceive { netns_pid, cpu } => live::outage::receive(netns_pid, cpu),
         Role::FleetServer { netns_pid, connections } => fleet::connections::server(netns_pid, connections),
         Role::FleetClient { netns_pid, connections } => fleet::connections::client(netns_pid, connections),
+        Role::FleetResponder { port } => fleet::remote::responder(port),
+        Role::FleetWorker { micros } => fleet::remote::worker(micros),
         Role::FleetPackets { replicated, flows } => fleet::packets::side(replicated, flows),
         Role::LiveFlood { netns_pid, flows, len, milliseconds, rate, cpu } => {
             let time = Duration::from_millis(milliseconds);

@@ -8,6 +8,7 @@
 //! - `peer`: sequence numbers, gaps, and the age of messages.
 //! - `removed`: states that were removed, whose records may still be on their way.
 //! - `sync`: snapshots of peers.
+//! - [`workers`]: workers of a multiplexor on other machines. With the feature `nats`, [`worker_bus`] is their bus.
 //!
 //! No packet waits for this crate: changes come from the change journal of the state table.
 #![forbid(unsafe_code)]
@@ -24,6 +25,9 @@ mod replica;
 mod simulation;
 mod stats;
 mod sync;
+#[cfg(feature = "nats")]
+pub mod worker_bus;
+pub mod workers;
 
 pub use message::VERSION;
 pub use outgoing::Replicate;

@@ -38,10 +38,10 @@ mod group;
 mod tables;
 
 /// Time between two sessions.
-const RETRY: Duration = Duration::from_secs(1);
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
 /// Time for a connection, and for an answer of the server.
-const ANSWER: Duration = Duration::from_secs(3);
+pub(crate) const ANSWER: Duration = Duration::from_secs(3);
 
 /// Messages that wait for the server, and for the caller.
 const OUTBOUND: usize = 256;
@@ -54,23 +54,30 @@ const STREAM_BYTES: i64 = 256 << 20;
 /// Longest replay.
 const REPLAY: Duration = Duration::from_secs(2);
 
-/// How the group is reached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BusConfig {
+/// How a server is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServerConfig {
     /// `nats://HOST:PORT` or `tls://HOST:PORT`; the first that answers is used.
     pub servers: Vec<String>,
-    /// The group.
-    pub group: String,
-    /// This gate.
-    pub gate: String,
     /// A file of credentials, or with the seed of an nkey.
     pub credentials: Option<PathBuf>,
     /// TLS is required.
     pub tls: bool,
     /// Certificates of authorities besides those of the system.
     pub tls_ca: Option<PathBuf>,
-    /// The certificate and the key of this gate.
+    /// The certificate and the key of this client.
     pub tls_identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// How the group is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BusConfig {
+    /// The server.
+    pub server: ServerConfig,
+    /// The group.
+    pub group: String,
+    /// This gate.
+    pub gate: String,
 }
 
 /// Why a session did not begin, or ended.
@@ -86,7 +93,7 @@ pub enum SessionError {
     },
     /// The server refused the credentials.
     #[error(
-        "the server refuses this gate (authorization violation); check `credentials` and the users of the server"
+        "the server refuses this client (authorization violation); check `credentials` and the users of the server"
     )]
     Refused,
     /// No server accepts a connection.
@@ -308,7 +315,7 @@ fn sender(message: &Message) -> String {
 /// One connection, until it ends.
 async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, caller: &Caller) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(config, events).await {
+    let client = match connect(&config.server, &config.gate, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };
@@ -318,9 +325,13 @@ async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, calle
     }
 }
 
-async fn connect(config: &BusConfig, events: mpsc::Sender<Event>) -> Result<Client, SessionError> {
+pub(crate) async fn connect(
+    config: &ServerConfig,
+    name: &str,
+    events: mpsc::Sender<Event>,
+) -> Result<Client, SessionError> {
     let mut options = ConnectOptions::new()
-        .name(format!("towpath {}", config.gate))
+        .name(format!("towpath {name}"))
         .connection_timeout(ANSWER)
         .ping_interval(RETRY)
         // Its own batches do not come back.

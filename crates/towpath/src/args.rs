@@ -27,6 +27,8 @@ use crate::cli::run::Run;
 use crate::cli::send::Send;
 use crate::cli::top::Top;
 use crate::cli::wiring::Wiring;
+#[cfg(feature = "fleet")]
+use crate::cli::worker::Worker;
 
 #[derive(Debug, Parser)]
 #[command(name = "towpath", version, about, max_term_width = 100, after_help = exit::help())]
@@ -58,6 +60,8 @@ Example:
     Frame(Frame),
     Bpf(Bpf),
     Mux(Mux),
+    #[cfg(feature = "fleet")]
+    Worker(Worker),
     Nfq(Nfq),
     Send(Send),
     Recv(Recv),

@@ -365,7 +365,7 @@ mod bus {
 
     pub(super) use towpath_fleet::nats::{Bus, GroupBus, GroupIncoming, Incoming};
 
-    use towpath_fleet::nats::BusConfig;
+    use towpath_fleet::nats::{BusConfig, ServerConfig};
 
     use crate::config;
 
@@ -378,15 +378,14 @@ mod bus {
     }
 
     fn bus_config(config: &config::Fleet) -> BusConfig {
-        BusConfig {
+        let server = ServerConfig {
             servers: config.servers.clone(),
-            group: config.group.clone(),
-            gate: config.gate.clone(),
             credentials: config.credentials.clone(),
             tls: config.tls,
             tls_ca: config.tls_ca.clone(),
             tls_identity: config.tls_identity.clone(),
-        }
+        };
+        BusConfig { server, group: config.group.clone(), gate: config.gate.clone() }
     }
 }
 

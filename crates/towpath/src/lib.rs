@@ -26,6 +26,8 @@ pub mod output;
 pub mod packet_log;
 pub mod process;
 pub mod quantity;
+#[cfg(feature = "fleet")]
+pub mod remote_workers;
 pub mod report;
 pub mod ruleset_manager;
 pub mod sandbox;

@@ -41,6 +41,8 @@ fn main() -> ExitCode {
         Command::Bpf(args) => cli::bpf::run(&args),
         Command::Frame(args) => cli::frame::run(&args),
         Command::Mux(args) => cli::mux::run(&args, passed),
+        #[cfg(feature = "fleet")]
+        Command::Worker(args) => cli::worker::run(&args),
         Command::Nfq(args) => cli::nfq::run(&args),
         Command::Send(args) => cli::send::run(&args),
         Command::Recv(args) => cli::recv::run(&args),

@@ -4,6 +4,7 @@
 pub(crate) mod connections;
 pub(crate) mod member;
 pub(crate) mod packets;
+pub(crate) mod remote;
 pub(crate) mod server;
 pub(crate) mod tables;
 pub(crate) mod take_over;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 
-use crate::fleet::{member, packets, tables, take_over};
+use crate::fleet::{member, packets, remote, tables, take_over};
 use crate::metric::{Better, Metric};
 use crate::stat::median;
 use crate::subject::instructions;
@@ -24,6 +24,8 @@ const BULK_STATES: f64 = 5e6;
 const LIST: f64 = 10.0;
 const LIST_ENTRIES: f64 = 1e6;
 const ENTRY: f64 = 50.0;
+/// The work in us from which a remote worker must be worth it.
+const WORTH: f64 = 500.0;
 
 /// Flows of which instructions are counted.
 const FLOWS: u32 = 2000;
@@ -78,6 +80,8 @@ enum What {
     Planned,
     Load,
     Entry,
+    RoundTrip,
+    Crossing,
 }
 
 struct Case {
@@ -115,6 +119,8 @@ fn cases() -> Vec<Case> {
         case("planned: longest wait", What::Planned),
         case("table: list at two gates, per 1M entries", What::Load),
         case("table: one entry at the other gate, 99%", What::Entry),
+        case("remote worker: round trip, over request and reply of NATS", What::RoundTrip),
+        case("remote worker: work per message from which it is worth it", What::Crossing),
     ]
 }
 
@@ -149,6 +155,11 @@ impl Case {
                 lower(of(&|| tables::load(args.entries))? / share, LIST, "s")
             }
             What::Entry => lower(of(&tables::entry)?, ENTRY, "ms"),
+            What::RoundTrip => {
+                let [ours, peer] = [of(&|| remote::round_trip(time))?, of(&|| remote::request_reply(time))?];
+                row(ours, peer, "us", Better::Lower, 1.3)
+            }
+            What::Crossing => lower(of(&|| remote::crossing(time))?, WORTH, "us"),
             What::Planned => lower(of(&|| Ok(take_over::measure(connections, false)?.longest))?, RTO, "ms"),
         })
     }

@@ -120,7 +120,7 @@ async fn session(
     caller: &Caller,
 ) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(config, events).await {
+    let client = match connect(&config.server, &config.gate, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };

@@ -417,9 +417,10 @@ impl Consumer {
             .store(batch::at(frame.seq(), index), Ordering::Relaxed);
     }
 
-    /// Reports this frame as the last one received.
+    /// Reports this frame as the last one received. For a program that passes frames on and does not use [`Worker`](crate::Worker): if it
+    /// dies, a multiplexor without redelivery gives the messages up to this one up.
     #[inline]
-    pub(crate) fn tell_received(&self, frame: &Frame) {
+    pub fn tell_received(&self, frame: &Frame) {
         // Relaxed: as in tell_at.
         let page = self.lane(frame).own_page();
         page.word(abi::CLIENT_AT).store(batch::received(frame.seq()), Ordering::Relaxed);

@@ -2,6 +2,8 @@
 
 pub(crate) mod against;
 pub(crate) mod bpf;
+#[cfg(feature = "fleet")]
+pub(crate) mod bus;
 pub(crate) mod captured;
 pub(crate) mod check;
 pub(crate) mod config;
@@ -25,6 +27,8 @@ pub(crate) mod send;
 pub(crate) mod top;
 pub(crate) mod transfer;
 pub(crate) mod wiring;
+#[cfg(feature = "fleet")]
+pub(crate) mod worker;
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};

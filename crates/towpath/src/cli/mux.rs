@@ -16,6 +16,8 @@ use towpath::process::{Local, Place, Program, Starter};
 use towpath::quantity::count;
 use towpath::service_manager::{self, Address, Sockets};
 use towpath::upgrade::{Executable, Predecessor};
+#[cfg(feature = "fleet")]
+use towpath::worker_pool::AwayConfig;
 use towpath::worker_pool::{
     self, Error, Inherited, InheritedFile, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery,
 };
@@ -76,7 +78,13 @@ pub(crate) struct Mux {
     /// COMMAND is split into words as by a shell, and runs without a shell. It finds the socket's path in TOWPATH_SOCKET
     /// (towpath_ring::Worker::attach_env) and must attach within 15 seconds.
     #[arg(long, value_name = "COMMAND")]
-    worker: String,
+    #[cfg_attr(not(feature = "fleet"), arg(required = true))]
+    #[cfg_attr(feature = "fleet", arg(required_unless_present = "remote"))]
+    worker: Option<String>,
+
+    #[cfg(feature = "fleet")]
+    #[command(flatten)]
+    away: AwayArgs,
 
     /// Further rights of the workers; a worker without the right is detached at once and restarted after a second or more
     ///
@@ -213,6 +221,36 @@ impl TlsArgs {
             ..ServerTls::new(chain, key).for_framing(framing)
         };
         Tls::from_files(files).map(Some).map_err(|error| (exit::USAGE, format!("--tls: {error}")))
+    }
+}
+
+// Not a doc comment: clap would make it the description of the command.
+#[cfg(feature = "fleet")]
+#[derive(Debug, clap::Args)]
+struct AwayArgs {
+    /// Use workers on other machines too: those of each `towpath worker --subject SUBJECT`, over NATS
+    ///
+    /// They get the messages that the processes of --worker do not take, the nearest first. Without --worker, they get all messages.
+    #[arg(long, value_name = "SUBJECT", value_parser = super::bus::subject)]
+    remote: Option<String>,
+
+    /// Maximum number of workers on other machines (1-64)
+    #[arg(long, value_name = "N", default_value = "16", requires = "remote", value_parser = workers)]
+    remote_workers: NonZeroUsize,
+
+    #[command(flatten)]
+    bus: super::bus::BusArgs,
+}
+
+#[cfg(feature = "fleet")]
+impl AwayArgs {
+    /// Starts the client of NATS. It ends when it is dropped, after the pool.
+    fn start(&self) -> io::Result<Option<(towpath::remote_workers::RemoteFront, AwayConfig)>> {
+        let Some(subject) = &self.remote else { return Ok(None) };
+        let config = towpath::remote_workers::FrontConfig { bus: self.bus.settings(subject), begin: || () };
+        let front = towpath::remote_workers::RemoteFront::start(config)?;
+        let away = AwayConfig { starter: front.starter(), most: self.remote_workers };
+        Ok(Some((front, away)))
     }
 }
 
@@ -356,9 +394,10 @@ fn serve(
             "--rebalance moves connections of --order sticky; add --order sticky".to_owned(),
         ));
     }
-    let command = shell_words::split(&args.worker)
-        .map_err(|error| (exit::USAGE, format!("--worker {}: {error}", args.worker)))?;
-    if command.is_empty() {
+    let worker = args.worker.as_deref().unwrap_or_default();
+    let command =
+        shell_words::split(worker).map_err(|error| (exit::USAGE, format!("--worker {worker}: {error}")))?;
+    if command.is_empty() && args.worker.is_some() {
         return Err((exit::USAGE, "--worker has no command".to_owned()));
     }
     let failed = |error: io::Error| (exit::FAILED, error.to_string());
@@ -430,14 +469,19 @@ fn serve(
     let control = path.filter(|_| taken_control.is_none()).map(|path| control::Server::open(path, None));
     let no_control = |error| (exit::NO_ENGINE, format!("--control: {error}"));
     let (mut control, desk) = control.transpose().map_err(no_control)?.unzip();
-    let workers =
-        args.workers.unwrap_or_else(|| std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN));
+    let processors = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let workers = args.worker.as_ref().map_or(0, |_| args.workers.unwrap_or_else(processors).get());
+    #[cfg(feature = "fleet")]
+    let (_away, away) = args.away.start().map_err(failed)?.unzip();
+    #[cfg(not(feature = "fleet"))]
+    let away = None;
     let config = worker_pool::Config {
         program: Program::new(&command),
         place: Place::Mux(String::new()),
         // The user of this command runs its workers: with the same environment, without privileges.
         starter: Starter::Local(Local::interactive()),
         workers,
+        away,
         drain: args.drain,
         timeout: args.timeout,
         close_undone: args.undone == Undone::Close,
@@ -475,7 +519,7 @@ fn serve(
         control = Some(server);
         inboxes.into_iter().for_each(|inbox| front.serve_control(inbox));
     }
-    say(format_args!("{} attached", count(workers.get() as u64, "worker")));
+    say(format_args!("{} attached", count(workers as u64, "worker")));
     let connect = |(peer, how): (&String, Connect)| {
         let connector = server.connect(peer, how);
         connector.map_err(|error| (exit::FAILED, format!("--connected {peer}: {error}")))

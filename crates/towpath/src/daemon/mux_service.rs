@@ -5,7 +5,6 @@
 //! admit its peers through [`MuxAdmission`].
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -179,7 +178,8 @@ impl Listening {
             program,
             place: Place::Mux(name.clone()),
             starter,
-            workers: NonZeroUsize::new(config.workers).unwrap_or(NonZeroUsize::MIN),
+            workers: config.workers.max(1),
+            away: None,
             drain: config.drain,
             timeout: config.timeout,
             close_undone: !config.keep_undone,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::starter::Remote;
+use super::starter::{Away, Remote};
 
 /// A process that a [`Starter`](super::Starter) started. Its descriptor becomes readable when it has ended.
 #[derive(Debug)]
@@ -101,6 +101,14 @@ impl Child {
             Parent::This(child) => child.kill(),
             Parent::Launcher(launcher) => launcher.kill(self.id),
             Parent::Elsewhere => Ok(()),
+        }
+    }
+
+    /// The worker on another machine behind it.
+    pub(crate) fn away(&self) -> Option<Away> {
+        match &self.parent {
+            Parent::Launcher(launcher) => launcher.away(self.id),
+            Parent::This(_) | Parent::Elsewhere => None,
         }
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::child::Child;
 use super::confine::Failed;
@@ -42,6 +43,24 @@ pub trait Remote: Send + Sync + fmt::Debug {
     /// # Errors
     /// The launcher has ended.
     fn kill(&self, id: u32) -> io::Result<()>;
+
+    /// The worker on another machine behind this process; `None` if it is a process of this machine.
+    fn away(&self, _id: u32) -> Option<Away> {
+        None
+    }
+}
+
+/// A worker on another machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Away {
+    /// Worker and host, for people. Empty until there is one.
+    pub who: String,
+    /// Messages that it may hold.
+    pub credit: usize,
+    /// The round trip to it.
+    pub round_trip: Duration,
+    /// Why it has ended.
+    pub end: Option<String>,
 }
 
 /// A started process and its user.

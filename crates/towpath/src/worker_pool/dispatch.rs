@@ -4,13 +4,16 @@
 //! than processing them. Then the awake workers get them, and the number of workers woken for short messages
 //! is at most the number of CPUs minus one (at least 1).
 //!
+//! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
+//! short, they get none, unless no local worker is attached.
+//!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
 //!   and its messages cannot be recalled. After [`STUCK`] it counts as asleep.
 //! - If messages remain queued in the [`Mux`] while a worker is idle, dispatch runs again when the next busy
 //!   worker has made no progress for [`STUCK`] ([`Dispatcher::again`]).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
 use towpath_mux::mux::{Mux, Order};
@@ -23,6 +26,10 @@ const MANY: usize = 16;
 /// Nanoseconds without progress after which a worker counts as stuck. Longer than the usual delay by other
 /// tasks on its CPU.
 const STUCK: u64 = 5_000_000;
+/// The same for a worker on another machine.
+const STUCK_AWAY: u64 = 100_000_000;
+/// Interval at which the round trips are compared.
+const COMPARE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Dispatcher {
@@ -32,12 +39,30 @@ pub(super) struct Dispatcher {
     turn: usize,
     /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
+    /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
+    away: Vec<usize>,
+    compared: Option<Instant>,
 }
 
 impl Dispatcher {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { spread: spread(processors), turn: 0, again: None }
+        Self { spread: spread(processors), turn: 0, again: None, away: Vec::new(), compared: None }
+    }
+
+    /// Orders the workers on other machines by their round trips.
+    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
+        let first = slots.partition_point(|slot| !slot.is_away());
+        let attached = slots[first..].iter().filter(|slot| slot.is_attached()).count();
+        let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
+        if attached == self.away.len() && (attached == 0 || !due) {
+            return;
+        }
+        self.compared = Some(now);
+        let mut trips: Vec<_> =
+            (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
+        trips.sort_unstable();
+        self.away = trips.into_iter().map(|(_, at)| at).collect();
     }
 
     /// When to dispatch again without an event.
@@ -53,16 +78,39 @@ impl Dispatcher {
     /// Gives messages to workers. Returns true if a worker got any. `now`: clock of the pool; `time`: clock
     /// of the core.
     pub(super) fn dispatch(&mut self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
-        self.turn = (self.turn + 1) % slots.len();
+        let first = slots.partition_point(|slot| !slot.is_away());
+        let (local, _) = slots.split_at_mut(first);
+        self.turn = (self.turn + 1) % local.len().max(1);
         // A message for one worker only (sticky order) cannot go to another.
         let quick = mux.quick_batch().filter(|_| mux.config().order != Order::Sticky);
-        let busy = match quick {
-            Some(turn) => self.dispatch_short(slots, mux, time, now, turn),
-            None => self.all(slots, mux, time, now),
+        let mut busy = match quick {
+            Some(turn) => self.dispatch_short(local, mux, time, now, turn),
+            None => self.all(local, mux, time, now),
         };
+        if !self.away.is_empty() && (quick.is_none() || !local.iter().any(WorkerSlot::is_attached)) {
+            busy |= self.dispatch_away(slots, mux, time, now);
+        }
         let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
         self.again = stuck.min().filter(|_| waits).map(Duration::from_nanos);
+        busy
+    }
+
+    /// To workers on other machines: to the idle ones first, the nearest of them before the others.
+    fn dispatch_away(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
+        let mut busy = false;
+        let idle = self.away.iter().filter(|at| slots[**at].is_idle()).count();
+        let share = mux.available().div_ceil(idle.max(1)).max(1);
+        for at in &self.away {
+            if slots[*at].is_idle() {
+                busy |= slots[*at].fill(mux, time, share);
+            }
+        }
+        for at in &self.away {
+            if slots[*at].is_going_on(now, STUCK_AWAY) {
+                busy |= slots[*at].fill(mux, time, usize::MAX);
+            }
+        }
         busy
     }
 
@@ -129,8 +177,6 @@ const fn spread(processors: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use towpath_mux::io::Server;
 
     use super::super::authority::Rights;
@@ -155,7 +201,7 @@ mod tests {
             attach(slot, path, &mut driver, Instant::now())
         });
         let (mut dispatcher, mut completions) =
-            (Dispatcher { spread: 1, turn: 0, again: None }, Completions::default());
+            (Dispatcher { spread: 1, ..Dispatcher::new() }, Completions::default());
         // Rows: time in nanoseconds, number of messages that arrive, messages that the workers then hold.
         let rows = [
             (0, 3, [3, 0]),

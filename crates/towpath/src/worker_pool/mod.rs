@@ -26,6 +26,9 @@
 //!   workers without a count.
 //! - Data to send is queued at its connection, so that a worker never waits for a peer.
 //!
+//! Workers on other machines ([`AwayConfig`]) have slots after the local ones. Their program is a thread of this process that attaches like a
+//! worker process, so that nothing else here knows of them but the order in which they get messages (`dispatch.rs`).
+//!
 //! A worker process that dies is restarted, with a delay that doubles if it dies at once. SIGHUP replaces the
 //! workers one by one: the new process attaches before the old one is drained. SIGUSR2 replaces the whole process (`upgrade.rs`).
 
@@ -64,7 +67,7 @@ use towpath_send::CopyMode;
 
 use crate::control::QueryInbox;
 use crate::process::socket_directory::{self, SocketDirectory};
-use crate::process::{Place, Program, Starter};
+use crate::process::{Place, Program, Remote, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
@@ -75,6 +78,8 @@ pub use listen::{ListenError, is_no_address, listen, reload_tls};
 use poll_backoff::PollBackoff;
 use process::Command;
 pub use process::WorkerExit;
+#[cfg(feature = "fleet")]
+pub(crate) use process::worker_ring;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
@@ -102,8 +107,10 @@ pub struct Config {
     pub place: Place,
     /// Starts the workers.
     pub starter: Starter,
-    /// Number of workers.
-    pub workers: NonZeroUsize,
+    /// Number of workers. 0 with workers on other machines only.
+    pub workers: usize,
+    /// Workers on other machines.
+    pub away: Option<AwayConfig>,
     /// Time for connections to finish when the pool ends, and for a replaced worker.
     pub drain: Duration,
     /// A worker that holds a message for longer is killed. `None`: no limit.
@@ -123,6 +130,15 @@ pub struct Config {
     pub send_check: bool,
     /// Certificates that SIGHUP reads again.
     pub tls: Option<Tls>,
+}
+
+/// Workers on other machines.
+#[derive(Clone, Debug)]
+pub struct AwayConfig {
+    /// Gives them to this pool.
+    pub starter: Arc<dyn Remote>,
+    /// The most of them at the same time.
+    pub most: NonZeroUsize,
 }
 
 /// Why the pool cannot start, or failed.
@@ -191,6 +207,7 @@ pub struct WorkerPool {
     driver: Driver,
     config: Config,
     command: Command,
+    away: Option<Command>,
     start: Instant,
     slots: Vec<WorkerSlot>,
     signals: Signals,
@@ -259,7 +276,9 @@ impl WorkerPool {
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
         let directory = socket_directory::make(config.starter.changes_user());
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
-        if let Some(limit) = descriptor_limit(config.workers.get()) {
+        let away = config.away.as_ref().map_or(0, |away| away.most.get());
+        let all = config.workers + away;
+        if let Some(limit) = descriptor_limit(all) {
             server.set_descriptor_limit(limit);
         }
         let start = Instant::now();
@@ -268,7 +287,7 @@ impl WorkerPool {
         // Leases need a connection that one worker alone sends on.
         let core = driver.change(|mux, _| *mux.config());
         let sticky = core.order == Order::Sticky && core.rebalance.is_none();
-        let alone = config.workers.get() == 1 || sticky;
+        let alone = all == 1 || sticky;
         let connected = core.connected;
         let rights = Rights {
             leases: alone && config.send != CopyMode::Plain,
@@ -276,9 +295,11 @@ impl WorkerPool {
             connected,
             parts: server.streams(),
         };
-        let slots = (0..config.workers.get())
-            .map(|number| WorkerSlot::new(number, directory.path(), rights))
-            .collect();
+        let slot = |number| match number < config.workers {
+            true => WorkerSlot::new(number, directory.path(), rights),
+            false => WorkerSlot::away(number, directory.path(), rights),
+        };
+        let slots = (0..all).map(slot).collect();
         let completions = Completions::new(config.drain);
         let mut pool = Self {
             driver,
@@ -286,7 +307,14 @@ impl WorkerPool {
                 program: config.program.clone(),
                 place: config.place.clone(),
                 starter: config.starter.clone(),
+                waits: false,
             },
+            away: config.away.as_ref().map(|away| Command {
+                program: Program::new(&["a worker on another machine".to_owned()]),
+                place: config.place.clone(),
+                starter: Starter::Remote(Arc::clone(&away.starter)),
+                waits: true,
+            }),
             config,
             start,
             slots,
@@ -308,9 +336,10 @@ impl WorkerPool {
             _directory: directory,
         };
         for slot in &mut pool.slots {
-            slot.start(&pool.command, &pool.driver, start);
+            let command = pool.away.as_ref().filter(|_| slot.is_away()).unwrap_or(&pool.command);
+            slot.start(command, &pool.driver, start);
         }
-        while pool.slots.iter().any(|slot| !slot.is_attached()) && !stopped() {
+        while pool.slots.iter().any(|slot| !slot.is_attached() && !slot.is_away()) && !stopped() {
             pool.wait(Some(Duration::from_millis(100)))?;
             pool.supervise_slots();
             if let Some((slot, exit)) = pool.slots.iter_mut().find_map(WorkerSlot::take_exit) {
@@ -497,7 +526,7 @@ impl WorkerPool {
     fn supervise_slots(&mut self) {
         let now = Instant::now();
         let clock = self.clock(now);
-        let Self { driver, slots, draining, .. } = self;
+        let Self { driver, slots, draining, command, away, .. } = self;
         for slot in slots {
             slot.look(driver, &mut self.completions, now, clock);
             if !slot.is_due(now) {
@@ -505,23 +534,24 @@ impl WorkerPool {
             }
             // While it drains nothing is read. A worker is needed only for messages that exist.
             match draining.is_none() || driver.server().look(Mux::has_work) {
-                true => slot.start(&self.command, driver, now),
+                true => slot.start(away.as_ref().filter(|_| slot.is_away()).unwrap_or(command), driver, now),
                 false => slot.stay_empty(),
             }
         }
+        self.dispatcher.look(&self.slots, now);
         self.connections.report(&mut self.driver, &self.slots);
         let Some(at) = self.replacing else { return };
         if self.slots.get(at).is_some_and(WorkerSlot::is_replacing) {
             return;
         }
-        self.replacing = Some(at + 1).filter(|next| *next < self.slots.len());
+        self.replacing = Some(at + 1).filter(|next| *next < self.config.workers);
         match self.replacing {
             Some(next) => {
                 self.slots[next].replace(&self.command, &self.driver, self.config.drain, now);
             }
             None => match self.slots.iter().filter(|slot| slot.was_kept()).count() {
                 0 => tracing::info!("all workers were replaced"),
-                kept => tracing::warn!("{kept} of {} workers were not replaced", self.slots.len()),
+                kept => tracing::warn!("{kept} of {} workers were not replaced", self.config.workers),
             },
         }
     }
@@ -537,7 +567,8 @@ impl WorkerPool {
             match signal {
                 Signal::Upgrade => self.begin_upgrade(),
                 Signal::Replace
-                    if self.replacing.is_none()
+                    if self.config.workers > 0
+                        && self.replacing.is_none()
                         && self.draining.is_none()
                         && !self.upgrades.is_active()
                         && !self.slots.iter().any(WorkerSlot::has_old) =>

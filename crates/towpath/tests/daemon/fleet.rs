@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use towpath_fleet::Output;
-use towpath_fleet::nats::{Bus, BusConfig, Incoming};
+use towpath_fleet::nats::{Bus, BusConfig, Incoming, ServerConfig};
 use towpath_port::netns::{Host, ip, settled, until, veth, within};
 
 use crate::live::machines::*;
@@ -244,7 +244,7 @@ fn a_gate_that_the_server_refuses_says_so() {
         let text = String::from_utf8(engine.ctl("show fleet").stdout).unwrap();
         assert!(text.contains("check `credentials` and the users of the server"), "{text}");
         let said = engine.stop();
-        assert!(said.contains("the server refuses this gate") && !said.contains("wrong"), "{said}");
+        assert!(said.contains("the server refuses this client") && !said.contains("wrong"), "{said}");
     });
 }
 
@@ -286,15 +286,9 @@ fn batches(bus: &Bus, number: usize) -> Vec<Vec<u8>> {
 
 /// A client that is connected, and the last warning. Messages that came meanwhile are dropped.
 fn client(gate: &str, password: &str) -> (Bus, Option<String>) {
-    let config = BusConfig {
-        servers: vec![format!("nats://{gate}:{password}@127.0.0.1:4222")],
-        group: "edge".to_owned(),
-        gate: gate.to_owned(),
-        credentials: None,
-        tls: false,
-        tls_ca: None,
-        tls_identity: None,
-    };
+    let servers = vec![format!("nats://{gate}:{password}@127.0.0.1:4222")];
+    let server = ServerConfig { servers, ..ServerConfig::default() };
+    let config = BusConfig { server, group: "edge".to_owned(), gate: gate.to_owned() };
     let bus = Bus::start(config, || ()).unwrap();
     let mut warning = None;
     until(|| match bus.receive(Duration::from_millis(10)) {

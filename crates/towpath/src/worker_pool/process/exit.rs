@@ -58,6 +58,14 @@ pub enum WorkerExit {
         /// How it ended.
         why: String,
     },
+    /// A worker on another machine has ended, or was not heard any more.
+    #[error("{who}: {why}")]
+    Away {
+        /// Worker and host.
+        who: String,
+        /// How it ended.
+        why: String,
+    },
     /// It exceeded its authority.
     #[error("process {pid}: detached: {why}")]
     Violation {

@@ -42,12 +42,28 @@ const RX: u32 = 4 << 20;
 /// follows, so that a worker that only sends does not delay the others.
 const ROUNDS: usize = 2;
 const TURN_BYTES: usize = 2 * POLL_BYTES;
+
+/// The ring of a worker.
+pub(crate) fn worker_ring() -> ring::Config {
+    ring::Config {
+        rx: Geometry::with(RX, 1024).expect("4 MiB in frames of 1 KiB"),
+        deadline: None,
+        // A single invalid word means a broken or hostile worker, which is detached.
+        violations_max: 0,
+        messages: true,
+        bursts: true,
+        ..ring::Config::default()
+    }
+}
+
 /// How worker processes are started.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     pub(super) program: Program,
     pub(super) place: Place,
     pub(super) starter: Starter,
+    /// It attaches when there is a worker on another machine for it, however long that takes.
+    pub(super) waits: bool,
 }
 
 /// See the documentation of this module.
@@ -57,6 +73,10 @@ pub(super) struct Process {
     child: Child,
     token: u32,
     started: Instant,
+    /// See [`Command::waits`].
+    waits: bool,
+    /// Maximum number of messages that it holds.
+    credit: usize,
     /// Its endpoint, until it attaches.
     endpoint: Option<Reaped<Endpoint>>,
     channel: Option<Reaped<Channel>>,
@@ -125,17 +145,8 @@ impl Process {
         rights: Rights,
         now: Instant,
     ) -> Result<Self, WorkerExit> {
-        let config = ring::Config {
-            rx: Geometry::with(RX, 1024).expect("4 MiB in frames of 1 KiB"),
-            deadline: None,
-            // A single invalid word means a broken or hostile worker, which is detached.
-            violations_max: 0,
-            messages: true,
-            bursts: true,
-            ..ring::Config::default()
-        };
-        let mut endpoint = Endpoint::bind(path, config)?;
-        let Command { program, place, starter } = command;
+        let mut endpoint = Endpoint::bind(path, worker_ring())?;
+        let Command { program, place, starter, waits } = command;
         if starter.changes_user() {
             // Access is checked with SO_PEERCRED; the mode only has to permit connecting.
             endpoint.set_access(None, None, Some(0o666))?;
@@ -158,6 +169,8 @@ impl Process {
             child,
             token,
             started: now,
+            waits: *waits,
+            credit: CREDIT,
             endpoint: Some(Reaper::shared().wrap(reaped, endpoint)),
             channel: None,
             tx_leases: None,
@@ -202,7 +215,9 @@ impl Process {
             let reaped = PeerKey::Worker(self.child.id());
             self.tx_leases = self.rights.leases.then(|| TxLeases::of(&channel, reaped)).flatten();
             self.channel = Some(Reaper::shared().wrap(reaped, channel));
-            self.id = Some(driver.change(|mux, now| mux.clone_worker(CREDIT, now)));
+            self.credit = self.child.away().map_or(CREDIT, |away| away.credit.clamp(1, CREDIT));
+            let credit = self.credit;
+            self.id = Some(driver.change(|mux, now| mux.clone_worker(credit, now)));
             return Ok(ProcessState::Attached);
         }
         if let Some(channel) = &mut self.channel {
@@ -219,13 +234,14 @@ impl Process {
             let program = self.program.clone();
             return Ok(ProcessState::Gone(match self.closed {
                 Some(_) => self.gone(status.to_string()),
+                None if self.waits => self.gone("it has ended".to_owned()),
                 None => WorkerExit::Early { program, status },
             }));
         }
         match self.closed {
             Some(closed) if now > closed + EXIT && self.killed.is_none() => self.kill("it did not end"),
             Some(_) => {}
-            None if now > self.started + ATTACH => {
+            None if now > self.started + ATTACH && !self.waits => {
                 self.kill("it did not attach");
                 return Ok(ProcessState::Gone(WorkerExit::Late { program: self.program.clone() }));
             }
@@ -250,13 +266,18 @@ impl Process {
             return WorkerExit::Violation { pid: self.child.id(), why };
         }
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
+        if let Some(away) = self.child.away() {
+            return WorkerExit::Away { who: away.who, why: away.end.unwrap_or(why) };
+        }
         WorkerExit::Gone { pid: self.child.id(), why }
     }
 
     /// When [`ProcessState`] must be checked or [`collect`](Self::collect) called without an event.
     pub(super) fn due(&self, timeout: Option<Duration>, start: Instant) -> Option<Instant> {
         if self.channel.is_none() {
-            return Some(Instant::now() + LOOK);
+            // Its socket and its end are watched.
+            let waits = self.waits && self.endpoint.is_some();
+            return (!waits).then(|| Instant::now() + LOOK);
         }
         let oldest = self.out.front().copied().flatten();
         let late = oldest.zip(timeout).map(|(oldest, timeout)| Duration::from_nanos(oldest.since) + timeout);
@@ -280,7 +301,12 @@ impl Process {
 
     pub(super) fn has_room(&self) -> bool {
         let takes = self.id.is_some() && self.leaves.is_none() && self.waiting.is_empty();
-        takes && self.working < CREDIT && self.ended.len() < PENDING
+        takes && self.working < self.credit && self.ended.len() < PENDING
+    }
+
+    /// The round trip to a worker on another machine.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.child.away().map(|away| away.round_trip)
     }
 
     pub(super) fn pid(&self) -> u32 {

@@ -36,6 +36,8 @@ pub(super) struct WorkerSlot {
     number: usize,
     directory: PathBuf,
     rights: Rights,
+    /// For a worker on another machine: it attaches when there is one.
+    away: bool,
     /// Number of processes started.
     starts: u64,
     process: Option<Process>,
@@ -71,6 +73,7 @@ impl WorkerSlot {
             number,
             directory: directory.into(),
             rights,
+            away: false,
             starts: 0,
             process: None,
             next: None,
@@ -87,6 +90,21 @@ impl WorkerSlot {
             exit: None,
             ready: false,
         }
+    }
+
+    /// A slot for a worker on another machine.
+    pub(super) fn away(number: usize, directory: &Path, rights: Rights) -> Self {
+        // Its end never prevents the start of the pool.
+        Self { away: true, attached_once: true, ..Self::new(number, directory, rights) }
+    }
+
+    pub(super) const fn is_away(&self) -> bool {
+        self.away
+    }
+
+    /// The round trip to the worker on another machine.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.process.as_ref().filter(|process| process.is_attached())?.round_trip()
     }
 
     /// The slot of a token.
@@ -136,7 +154,7 @@ impl WorkerSlot {
         if let Some(old) = &mut self.old {
             old.check_retired(driver, clock);
         }
-        let waits = self.all().any(|process| !process.is_attached());
+        let waits = !self.away && self.all().any(|process| !process.is_attached());
         if !std::mem::take(&mut self.ready) && !waits {
             return;
         }

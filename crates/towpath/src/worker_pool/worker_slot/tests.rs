@@ -89,6 +89,7 @@ pub(in super::super) fn sleeps() -> Command {
         program: Program::new(&["sleep".to_owned(), "1000".to_owned()]),
         place: Place::Mux(String::new()),
         starter: Starter::Local(Local::plain()),
+        waits: false,
     }
 }
 

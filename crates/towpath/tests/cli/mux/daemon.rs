@@ -50,7 +50,9 @@ impl Mux {
 
     pub(crate) fn begin(mut command: Command, address: &str, worker: &str, more: &[&str]) -> Self {
         let mut child = command
-            .args(["mux", address, "--worker", worker])
+            .args(["mux", address])
+            // Without one, its workers are on other machines.
+            .args(["--worker", worker].iter().filter(|_| !worker.is_empty()))
             .args(["--framing", FRAMING].iter().filter(|_| !more.contains(&"--framing")))
             // A busy machine may need longer than the default timeout.
             .args(["--drain", "120"].iter().filter(|_| !more.contains(&"--drain")))

@@ -6,6 +6,7 @@ mod events;
 mod hostile;
 mod messages;
 mod parts;
+mod remote;
 mod report;
 mod start;
 mod tls;

@@ -1,0 +1,501 @@
+//! The worker host: programs with rings whose frames come from fronts.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use towpath_fleet::nats::SessionError;
+use towpath_fleet::worker_bus::{self, Side};
+use towpath_fleet::workers::{Host, HostEvent, HostSettings, Link, LinkError, Outgoing, What, WorkerStats};
+use towpath_ring::{Allow, Channel, Death, Endpoint, ReserveError, Seq};
+
+use super::poller::Poller;
+use super::{BusSettings, instant, meta, random, record, time};
+use crate::process::socket_directory::{self, SocketDirectory};
+use crate::process::{Child, Place, Program, Starter};
+use crate::worker_pool::worker_ring;
+
+/// Token of the signals in the poller. Others are the sessions.
+const SIGNALS: u64 = u64::MAX;
+/// Time for a program to attach, and to exit after its session.
+const ATTACH: Duration = Duration::from_secs(15);
+const EXIT: Duration = Duration::from_secs(5);
+/// Interval of checks of programs that attach or exit.
+const LOOK: Duration = Duration::from_millis(20);
+/// Delay of the next start after a program that did nothing. Doubles.
+const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_MOST: Duration = Duration::from_secs(10);
+/// Maximum number of calls of [`Channel::poll_messages`] per turn, so that a program that only sends does not delay the others.
+const ROUNDS: usize = 2;
+/// Time without a front after which that is logged.
+const ALONE: Duration = Duration::from_secs(5);
+/// Interval of log lines about refused messages.
+const REFUSED: Duration = Duration::from_secs(10);
+
+/// A worker host.
+#[derive(Debug)]
+pub struct HostConfig {
+    /// The bus.
+    pub bus: BusSettings,
+    /// What it offers.
+    pub settings: HostSettings,
+    /// The program.
+    pub program: Program,
+    /// Starts it.
+    pub starter: Starter,
+    /// Time for fronts to take their messages back when it ends.
+    pub drain: Duration,
+}
+
+/// What a host has done.
+#[derive(Clone, Copy, Debug)]
+pub struct HostOutcome {
+    /// All sessions had ended in time.
+    pub drained: bool,
+    /// The counters.
+    pub stats: WorkerStats,
+}
+
+/// Serves fronts until `ended` is signalled, which is readable then; `end` returns true for each signal. The first one drains, the second
+/// one ends at once.
+///
+/// # Errors
+/// A descriptor, a directory or the thread's runtime cannot be made.
+pub fn serve(config: HostConfig, signals: impl AsFd, end: impl FnMut() -> bool) -> io::Result<HostOutcome> {
+    let poller = Poller::new()?;
+    poller.add(signals, SIGNALS)?;
+    let start = Instant::now();
+    let directory = socket_directory::make(config.starter.changes_user())?;
+    let mut side = HostSide {
+        host: Host::new(&config.bus.name, random(), config.settings),
+        poller,
+        programs: HashMap::new(),
+        gone: Vec::new(),
+        delayed: Vec::new(),
+        failures: (0, start),
+        directory,
+        start,
+        draining: None,
+        away: Some(String::new()),
+        fronts: (start, false),
+        refused: (0, start),
+        drained: None,
+        end,
+        config: &config,
+    };
+    let BusSettings { server, subject, name } = &config.bus;
+    let subjects = [side.host.subject()];
+    worker_bus::run(server, name, subject, &subjects, &mut side)?;
+    Ok(HostOutcome { drained: side.drained == Some(true), stats: side.host.stats })
+}
+
+/// The program of a session.
+#[derive(Debug)]
+struct Running {
+    child: Child,
+    who: String,
+    started: Instant,
+    /// Until it attaches.
+    endpoint: Option<Endpoint>,
+    channel: Option<Channel>,
+    /// It has released a message.
+    served: bool,
+    /// Released frames. They are passed on after all earlier answers.
+    released: Vec<Seq>,
+}
+
+struct HostSide<'a, E> {
+    host: Host,
+    poller: Poller,
+    programs: HashMap<u64, Running>,
+    /// Programs whose sessions have ended, and since when.
+    gone: Vec<(Child, Instant)>,
+    /// Sessions whose programs start later.
+    delayed: Vec<(u64, String)>,
+    /// Programs that ended at once, in a row, and when the next one starts.
+    failures: (u32, Instant),
+    directory: SocketDirectory,
+    start: Instant,
+    /// The deadline of the drain.
+    draining: Option<Instant>,
+    /// Without a connection: what the log said last about it.
+    away: Option<String>,
+    /// When there was a session last, and whether their absence was logged.
+    fronts: (Instant, bool),
+    refused: (u64, Instant),
+    drained: Option<bool>,
+    end: E,
+    config: &'a HostConfig,
+}
+
+impl<E: FnMut() -> bool> HostSide<'_, E> {
+    fn handle_events(&mut self, now: Instant) {
+        while let Some(event) = self.host.poll_event() {
+            match event {
+                HostEvent::Start { session, who } => self.delayed.push((session, who)),
+                HostEvent::Stop { session, kill } => {
+                    self.delayed.retain(|(delayed, _)| *delayed != session);
+                    self.stop(session, kill, now);
+                }
+                HostEvent::Warning(text) => tracing::warn!("{text}"),
+                HostEvent::Info(text) => tracing::info!("{text}"),
+            }
+        }
+        if now >= self.failures.1 {
+            for (session, who) in std::mem::take(&mut self.delayed) {
+                self.start(session, who, now);
+            }
+        }
+    }
+
+    fn start(&mut self, session: u64, who: String, now: Instant) {
+        match self.spawn(session, &who, now) {
+            Ok(running) => drop(self.programs.insert(session, running)),
+            Err(error) => {
+                let program = &self.config.program.words[0];
+                tracing::warn!("{who}: cannot start `{program}`: {error}");
+                self.host.gone(session, &format!("cannot start `{program}`: {error}"));
+                self.failed(false, now);
+            }
+        }
+    }
+
+    fn spawn(&self, session: u64, who: &str, now: Instant) -> io::Result<Running> {
+        let path = self.directory.path().join(format!("worker-{session}.sock"));
+        let mut endpoint = Endpoint::bind(&path, worker_ring()).map_err(io::Error::other)?;
+        let started = self.config.starter.start(&Place::Mux(String::new()), &self.config.program, &path)?;
+        endpoint.set_allow(Allow::Users(vec![started.user]));
+        let mut child = started.child;
+        let watched = self.poller.add(&child, session).and_then(|()| self.poller.add(&endpoint, session));
+        watched.inspect_err(|_| {
+            let _ = child.kill();
+            let _ = child.wait();
+        })?;
+        let (endpoint, who) = (Some(endpoint), who.to_owned());
+        Ok(Running { child, who, started: now, endpoint, channel: None, served: false, released: Vec::new() })
+    }
+
+    /// The next program starts at once after one that has worked, and later after one that has not.
+    fn failed(&mut self, served: bool, now: Instant) {
+        let row = if served { 0 } else { self.failures.0 + 1 };
+        let wait = match row {
+            0 | 1 => Duration::ZERO,
+            more => AGAIN_MOST.min(AGAIN * 2u32.saturating_pow(more - 2).min(1000)),
+        };
+        self.failures = (row, now + wait);
+    }
+
+    /// The session has ended: its program learns that by the end of its ring.
+    fn stop(&mut self, session: u64, kill: bool, now: Instant) {
+        let Some(mut running) = self.programs.remove(&session) else { return };
+        let unattached = running.endpoint.is_some();
+        if let Some(channel) = &mut running.channel {
+            self.poller.remove(channel.as_fd());
+            channel.detach();
+        }
+        if kill || unattached {
+            // It has exited; the next look finds that.
+            let _ = running.child.kill();
+        }
+        self.gone.push((running.child, now));
+    }
+
+    /// Programs that have attached or ended.
+    fn look(&mut self, now: Instant) {
+        let mut ended = Vec::new();
+        for (session, running) in &mut self.programs {
+            match running.look(&self.poller, *session, now) {
+                Ok(true) => {
+                    if let Some(channel) = &running.channel {
+                        self.host.ready(*session, channel.wants_events(), channel.takes_parts());
+                    }
+                }
+                Ok(false) => {}
+                Err(why) => ended.push((*session, why)),
+            }
+        }
+        for (session, why) in ended {
+            self.ended(session, &why, now);
+        }
+        self.gone.retain_mut(|(child, since)| {
+            if now > *since + EXIT {
+                let _ = child.kill();
+            }
+            matches!(child.try_wait(), Ok(None))
+        });
+    }
+
+    /// A program has ended, or broke the protocol of its ring.
+    fn ended(&mut self, session: u64, why: &str, now: Instant) {
+        let Some(running) = self.programs.get_mut(&session) else { return };
+        if let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(session)) {
+            // What it has answered before counts.
+            from_program(channel, link, &mut running.released, time(self.start, now).as_nanos());
+        }
+        let (served, who) = (running.served, running.who.clone());
+        tracing::warn!("{who}: {why}");
+        self.host.gone(session, why);
+        self.stop(session, false, now);
+        self.failed(served, now);
+    }
+
+    fn exchange(&mut self, now: Instant) -> bool {
+        let (mut busy, mut ended) = (false, Vec::new());
+        let clock = time(self.start, now).as_nanos();
+        for (session, running) in &mut self.programs {
+            let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(*session)) else {
+                continue;
+            };
+            match to_program(channel, link) {
+                Ok(any) => busy |= any,
+                Err(why) => ended.push((*session, why)),
+            }
+            let any = link.has_room() && from_program(channel, link, &mut running.released, clock);
+            running.served |= any;
+            busy |= any;
+            channel.kick();
+        }
+        for (session, why) in ended {
+            match why {
+                Ok(error) => self.host.fail(session, error),
+                Err(why) => self.ended(session, &why, now),
+            }
+        }
+        busy
+    }
+
+    fn handle_signals(&mut self, now: Instant) {
+        while (self.end)() {
+            if self.draining.is_some() {
+                self.drained = Some(false);
+                return;
+            }
+            tracing::info!("draining: no further messages are taken");
+            self.draining = Some(now + self.config.drain);
+            self.host.leave();
+        }
+        if let Some(deadline) = self.draining {
+            let idle = self.host.sessions() == 0;
+            if idle || now >= deadline {
+                self.drained = Some(idle);
+            }
+        }
+    }
+
+    /// Logs that there is no front, and refused messages.
+    fn report(&mut self, now: Instant) {
+        if self.host.sessions() > 0 {
+            self.fronts = (now, false);
+        } else if !self.fronts.1 && now.duration_since(self.fronts.0) >= ALONE {
+            self.fronts.1 = true;
+            let subject = &self.config.bus.subject;
+            tracing::warn!(
+                "no front at `{subject}`: run `towpath mux --remote {subject}`, and permit it and this host the subjects `{subject}.>`"
+            );
+        }
+        let WorkerStats { malformed, version, unknown, too_many, .. } = self.host.stats;
+        let all = malformed + version + unknown + too_many;
+        let (before, last) = self.refused;
+        if all > before && now.duration_since(last) >= REFUSED {
+            self.refused = (all, now);
+            tracing::warn!(
+                "{} messages at `{}` were refused: {malformed} malformed, {version} of another version, {unknown} for unknown \
+                 sessions, {too_many} of too many fronts, since the start",
+                all - before,
+                self.config.bus.subject
+            );
+        }
+    }
+}
+
+impl Running {
+    /// Returns true if it has attached, or the reason for its end.
+    fn look(&mut self, poller: &Poller, session: u64, now: Instant) -> Result<bool, String> {
+        let failed = |error: io::Error| error.to_string();
+        if let Some(endpoint) = &mut self.endpoint
+            && let Some(channel) = endpoint.accept().map_err(failed)?
+        {
+            poller.add(&channel, session).map_err(failed)?;
+            poller.remove(endpoint.as_fd());
+            (self.endpoint, self.channel) = (None, Some(channel));
+            return Ok(true);
+        }
+        let status = self.child.try_wait().map_err(failed)?;
+        let id = self.child.id();
+        // Reads the socket.
+        let lives = self.channel.as_mut().is_none_or(|channel| channel.check_peer());
+        match (status, &self.channel) {
+            (Some(status), Some(_)) => Err(format!("process {id}: {status}")),
+            (Some(status), None) => {
+                Err(format!("it ended before it attached ({status}); run it alone to see why"))
+            }
+            (None, Some(channel)) if !lives => {
+                Err(format!("process {id}: {}", channel.death().unwrap_or(Death::Closed)))
+            }
+            (None, None) if now > self.started + ATTACH => Err(format!(
+                "it did not attach within {} s; a worker attaches to the socket that TOWPATH_SOCKET names",
+                ATTACH.as_secs()
+            )),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Publishes the front's frames, as far as there is space. The error is the front's or the program's fault.
+fn to_program(channel: &mut Channel, link: &mut Link) -> Result<bool, Result<LinkError, String>> {
+    let mut busy = false;
+    while let Some((record, payload)) = link.peek().map_err(Ok)? {
+        if record.what != What::Frame {
+            return Err(Ok(LinkError::Record));
+        }
+        match channel.send(payload, &meta(&record)) {
+            // Both rings number their frames from the same number on.
+            Ok(seq) if seq.0 == record.seq => {}
+            Ok(_) => return Err(Ok(LinkError::Record)),
+            Err(ReserveError::RingFull | ReserveError::NoContiguousSpace) => break,
+            Err(error) => return Err(Err(error.to_string())),
+        }
+        link.pop();
+        busy = true;
+    }
+    Ok(busy)
+}
+
+/// Passes what the program has written to the front: answers first, then the releases that it wrote after them. Returns true if there was
+/// anything.
+fn from_program(channel: &mut Channel, link: &mut Link, released: &mut Vec<Seq>, now: u64) -> bool {
+    let before = released.len();
+    // Answers to the frames released here were written before: the reads below have them.
+    channel.poll_verdicts(now, |seq, _| released.push(seq));
+    let mut busy = released.len() > before;
+    for _ in 0..ROUNDS {
+        busy |= channel.poll_messages(|header, payload| link.push(&record(header, Seq(0)), payload)) > 0;
+        if !channel.has_message() {
+            break;
+        }
+    }
+    if channel.has_message() {
+        return busy;
+    }
+    for seq in released.drain(..) {
+        link.push(
+            &towpath_fleet::workers::Record { what: What::Release, seq: seq.0, ..Default::default() },
+            &[],
+        );
+    }
+    busy
+}
+
+impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
+    fn connected(&mut self, server: &str) {
+        self.away = None;
+        self.fronts = (Instant::now(), false);
+        tracing::info!(
+            "connected to {server}, subject `{}`, host {}",
+            self.config.bus.subject,
+            self.config.bus.name
+        );
+        crate::service_manager::notify("READY=1");
+    }
+
+    fn disconnected(&mut self, error: &SessionError) {
+        let text = error.to_string();
+        if self.away.as_ref() != Some(&text) {
+            tracing::warn!("{text}; the host tries again every second");
+        }
+        self.host.disconnected("the connection to the server has ended");
+        self.away = Some(text);
+    }
+
+    fn warning(&mut self, text: &str) {
+        tracing::warn!("{text}");
+    }
+
+    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool) {
+        if copied {
+            self.host.stats.malformed += 1;
+            return;
+        }
+        self.host.message(subject, bytes, time(self.start, Instant::now()));
+    }
+
+    fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {
+        let now = Instant::now();
+        let mut look = false;
+        for token in self.poller.ready() {
+            look = true;
+            if let Some(channel) = self.programs.get_mut(&token).and_then(|running| running.channel.as_mut())
+            {
+                channel.disarm();
+            }
+        }
+        let waits = self.programs.values().any(|running| running.channel.is_none()) || !self.gone.is_empty();
+        if look || waits {
+            self.look(now);
+            self.handle_signals(now);
+        }
+        if self.draining.is_some() {
+            self.handle_signals(now);
+        }
+        if self.away.is_none() && now >= instant(self.start, self.host.due()) {
+            self.host.tick(time(self.start, now));
+            self.report(now);
+        }
+        let busy = self.exchange(now);
+        self.handle_events(now);
+        self.host.take_outgoing(out);
+        busy || !out.is_empty()
+    }
+
+    fn arm(&mut self) -> bool {
+        let Self { programs, host, .. } = self;
+        programs.iter_mut().all(|(session, running)| {
+            let Some(channel) = &mut running.channel else { return true };
+            let room = host.link(*session).is_some_and(|link| link.has_room());
+            channel.arm() || !room && !channel.is_dead()
+        })
+    }
+
+    fn due(&self) -> Instant {
+        let waits = self.programs.values().any(|running| running.channel.is_none()) || !self.gone.is_empty();
+        let look = waits.then(|| Instant::now() + LOOK);
+        let start = (!self.delayed.is_empty()).then_some(self.failures.1);
+        let own = match self.away {
+            None => instant(self.start, self.host.due()),
+            Some(_) => Instant::now() + Duration::from_secs(1),
+        };
+        [look, start, self.draining].into_iter().flatten().fold(own, Instant::min)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.poller.as_fd()
+    }
+
+    fn is_over(&self) -> bool {
+        self.drained.is_some()
+    }
+}
+
+impl<E> Drop for HostSide<'_, E> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut children = std::mem::take(&mut self.gone);
+        for (_, mut running) in self.programs.drain() {
+            if let Some(channel) = &mut running.channel {
+                channel.detach();
+            }
+            children.push((running.child, now));
+        }
+        while now.elapsed() < EXIT
+            && children.iter_mut().any(|(child, _)| matches!(child.try_wait(), Ok(None)))
+        {
+            std::thread::sleep(LOOK / 4);
+        }
+        for (child, _) in &mut children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
