@@ -3,6 +3,7 @@
 mod copies;
 mod credentials;
 mod group;
+mod snapshots;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
