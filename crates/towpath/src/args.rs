@@ -59,7 +59,7 @@ Example:
     Inspect(Inspect),
     Frame(Frame),
     Bpf(Bpf),
-    Mux(Mux),
+    Mux(Box<Mux>),
     #[cfg(feature = "fleet")]
     Worker(Worker),
     Nfq(Nfq),

@@ -129,12 +129,12 @@ impl Front {
         self.open();
     }
 
-    /// Ends the slot: it does not wait any more, or its session ends. `kill`: the program is killed.
+    /// Ends the slot: it does not wait any more, or its session ends. `kill`: the program is killed. The next ping offers the worker to
+    /// other slots: if the pool ends, it closes them meanwhile.
     pub fn close(&mut self, slot: u32, kill: bool) {
         self.waiting.retain(|waiting| *waiting != slot);
         if let Some(session) = self.remove(slot) {
             self.send(&session.host, Body::Close { of: session.of, kill });
-            self.open();
         }
     }
 

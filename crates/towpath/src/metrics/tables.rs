@@ -5,6 +5,7 @@ use towpath_engine::queue::{self, VERDICT_TIME, VerdictStats};
 use towpath_engine::{Drops, ReplyStats, flow_verdict};
 use towpath_fleet::FleetStats;
 use towpath_fleet::group::{GroupStats, TableStats};
+use towpath_fleet::workers::WorkerStats;
 use towpath_metrics::Metric;
 use towpath_mux::mux::psock;
 use towpath_mux::{io, mux};
@@ -63,6 +64,7 @@ pub const TABLES: &[Table] = &[
     table("Multiplexors", &["mux"], UnsentStats::TABLE),
     table("Multiplexors", &["mux"], Violations::TABLE),
     table("Multiplexors", &["mux"], UpgradeStats::TABLE),
+    table("Multiplexors", &["mux"], WorkerStats::TABLE),
     table("Multiplexors", &["mux"], &[MESSAGE_WAIT]),
     table("Zero-copy sends", &["mux"], towpath_send::Counters::TABLE),
     table("Zero-copy sends", &["mux"], &[COMPLETION_TIME]),

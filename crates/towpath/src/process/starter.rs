@@ -11,6 +11,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use towpath_fleet::workers::WorkerStats;
+
 use super::child::Child;
 use super::confine::Failed;
 use super::spec::{Program, Spec};
@@ -46,6 +48,11 @@ pub trait Remote: Send + Sync + fmt::Debug {
 
     /// The worker on another machine behind this process; `None` if it is a process of this machine.
     fn away(&self, _id: u32) -> Option<Away> {
+        None
+    }
+
+    /// The counters of workers on other machines.
+    fn worker_stats(&self) -> Option<WorkerStats> {
         None
     }
 }

@@ -104,11 +104,6 @@ impl RemoteFront {
     pub fn starter(&self) -> Arc<dyn Remote> {
         Arc::clone(&self.shared) as Arc<_>
     }
-
-    /// The counters.
-    pub fn stats(&self) -> WorkerStats {
-        self.shared.lock().stats
-    }
 }
 
 impl Drop for RemoteFront {
@@ -170,7 +165,9 @@ impl Remote for Shared {
 
     fn kill(&self, id: u32) -> io::Result<()> {
         let mut registry = self.lock();
-        if registry.over {
+        // Without a session, the thread has nothing to do with it.
+        let waits = registry.workers.get(&id).is_some_and(|worker| worker.away.credit == 0);
+        if registry.over || waits {
             registry.end(id);
         }
         registry.killed.push(id);
@@ -181,6 +178,10 @@ impl Remote for Shared {
 
     fn away(&self, id: u32) -> Option<Away> {
         Some(self.lock().workers.get(&id).map(|worker| worker.away.clone()).unwrap_or_default())
+    }
+
+    fn worker_stats(&self) -> Option<WorkerStats> {
+        Some(self.lock().stats)
     }
 }
 

@@ -64,6 +64,9 @@ impl WorkerPoolView for WorkerPool {
         }
         samples.add_histogram(&[("mux", name)], &COMPLETION_TIME, &completion);
         samples.add(&[("mux", name)], &self.completions.violations);
+        if let Some(stats) = self.config.away.as_ref().and_then(|away| away.starter.worker_stats()) {
+            samples.add(&[("mux", name)], &stats);
+        }
         samples.add(&[("mux", name)], &self.upgrades.stats);
     }
 }
