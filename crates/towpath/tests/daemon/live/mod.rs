@@ -15,6 +15,7 @@ mod offload;
 mod offload_fail;
 mod offload_verdicts;
 mod offload_vlan;
+mod refusals;
 mod restarts;
 mod router;
 mod services;
