@@ -13,6 +13,7 @@ mod mux_upgrade;
 mod nfqueue;
 mod offload;
 mod offload_fail;
+mod offload_same;
 mod offload_verdicts;
 mod offload_vlan;
 mod refusals;
