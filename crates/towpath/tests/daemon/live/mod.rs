@@ -21,3 +21,4 @@ mod restarts;
 mod router;
 mod services;
 mod upgrade;
+mod upgrade_ports;
