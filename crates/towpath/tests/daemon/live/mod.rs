@@ -21,4 +21,5 @@ mod restarts;
 mod router;
 mod services;
 mod upgrade;
+mod upgrade_kills;
 mod upgrade_ports;
