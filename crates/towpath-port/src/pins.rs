@@ -104,6 +104,17 @@ fn netns_cookie() -> Option<u64> {
     Some(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
 }
 
+/// Removes the files of `interface` whose links are detached: those of an engine that has stopped, but not of one that was killed.
+pub fn tidy(interface: &str) {
+    for path in [path(interface), path_of_flows(interface)] {
+        let link = sys::bpf_path(&path);
+        if link.is_ok_and(|link| matches!(sys::bpf_link_interface(link.as_fd()), Ok(None))) {
+            // The next engine on the interface tries again.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 /// Pins a new link at `path` in place of an old one. The old link ends after the new one has begun.
 pub(crate) fn replace(path: &Path, link: BorrowedFd<'_>) -> io::Result<()> {
     let old = sys::bpf_path(path);

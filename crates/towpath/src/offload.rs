@@ -20,6 +20,7 @@
 //!
 //! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
+mod entry;
 mod interfaces;
 mod keys;
 mod reasons;

@@ -418,7 +418,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // A pinned link would stay. The file has no effect afterwards; the next engine removes it.
+        // A pinned link would stay. The file has no effect afterwards: the launcher removes it, or the next engine.
         if self.is_pinned {
             let _ = sys::bpf_detach(self.link.as_fd());
         }

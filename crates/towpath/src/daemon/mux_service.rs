@@ -316,6 +316,11 @@ impl Service {
         self.control.end();
     }
 
+    /// A new process has replaced this one: connections that stay are served until they end, or until the time for a drain has passed.
+    pub(super) fn retire(&self) {
+        self.control.complete();
+    }
+
     /// Waits for the end. Returns whether the mux ended without an error.
     pub(super) fn join(mut self) -> bool {
         match self.runs.take() {

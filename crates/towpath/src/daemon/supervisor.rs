@@ -47,7 +47,7 @@ use crate::process::Starter;
 use crate::quantity::count;
 use crate::report::Report;
 use crate::ruleset_manager::{Rechecks, RulesetManager};
-use crate::service_manager::Watchdog;
+use crate::service_manager::{Watchdog, notify};
 use crate::snapshot::running::Running;
 use crate::worker_pool;
 
@@ -248,8 +248,9 @@ impl Supervisor {
             failed |= self.launcher_ended();
             if heard(&mut self.stop) || failed {
                 self.stop_upgrade();
+                notify("STOPPING=1\nSTATUS=draining");
                 self.drain();
-                self.outlast();
+                self.outlast(true);
                 break;
             }
             if all {
@@ -264,8 +265,8 @@ impl Supervisor {
                 self.request_upgrade();
             }
             if self.attend_upgrade() {
-                self.drain();
-                self.outlast();
+                self.retire();
+                self.outlast(false);
                 return self.end(States::Left);
             }
             self.accept_inspectors();

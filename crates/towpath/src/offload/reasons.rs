@@ -27,6 +27,11 @@ pub(super) fn is_established(state: &Listed) -> bool {
     state.flow.proto != proto::TCP || seen & SYNS == SYNS && seen & RSTS == 0 && seen & FINS != FINS
 }
 
+/// A TCP connection begins, maybe after another one with the same ports.
+pub(super) fn begins(state: &Listed) -> bool {
+    state.flow.proto == proto::TCP && state.tcp_seen & SYNS != SYNS
+}
+
 #[cfg(test)]
 mod tests {
     use towpath_gate::state::{Flow, Kind, Name, Origin, RuleId};

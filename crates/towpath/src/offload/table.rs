@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use towpath_engine::flow_verdict;
 use towpath_engine::offload::{FlowPath, NoPath, flow_path};
 use towpath_engine::router::{Directory, NextHop};
-use towpath_engine::verdict_feed::{SharedVerdict, VerdictReader};
+use towpath_engine::verdict_feed::VerdictReader;
 use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
-    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, RuleId,
-    Segment,
+    Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, Segment,
 };
-use towpath_gate::{FlowDecision, PortId, StateHit, Unseen, Walker};
+use towpath_gate::{FlowDecision, PortId, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
+use super::entry::{Entry, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
-use super::reasons::{is_established, is_transient, may_change};
+use super::reasons::{begins, is_established, is_transient, may_change};
 use super::verdicts::{Verdicts, are_same};
 use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
 use crate::config;
@@ -33,28 +33,6 @@ const DUMPED: usize = 1024;
 const LOOKED: usize = 4 * EXAMINED;
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
-
-/// An entry of the map.
-#[derive(Debug)]
-struct Entry {
-    slot: u32,
-    /// The flow of its packets, and the port that they arrive on.
-    flow: Flow,
-    arrival: PortId,
-    /// `None` for a flow that has a verdict and no state.
-    state: Option<StateKey>,
-    /// The verdicts that pass its packets.
-    verdicts: Box<[Arc<SharedVerdict>]>,
-    rules: Box<[RuleId]>,
-    states: Box<[StateHit]>,
-    /// The neighbor of a routed flow.
-    neighbor: Option<(u16, IpAddr)>,
-    redirect: Redirect,
-    /// The counters that were added to states and rules.
-    seen: FlowCounts,
-    /// The last RST that was applied to the states.
-    reset: Option<(u32, u32, u8)>,
-}
 
 /// A state that has too few packets.
 #[derive(Clone, Copy, Debug)]
@@ -231,16 +209,26 @@ impl Table {
                     if event.kind.is_end() {
                         self.end_state(&(state.flow, state.name), now);
                     } else {
-                        if event.kind == EventKind::Updated {
-                            self.stale.extend(self.of_state(&(state.flow, state.name)));
-                        }
                         let state = state.clone();
+                        if event.kind == EventKind::Updated {
+                            self.look_again(&state);
+                        }
                         self.consider(&state, now);
                     }
                 }
             }
         }
         true
+    }
+
+    /// A state has changed: its entries are examined again. A connection that begins is not ended by the RST of an earlier one.
+    fn look_again(&mut self, state: &Listed) {
+        for key in self.of_state(&(state.flow, state.name)) {
+            if let Some(entry) = self.entries.get_mut(&key).filter(|_| begins(state)) {
+                entry.reset = self.map.counts(entry.slot).rst;
+            }
+            self.stale.push(key);
+        }
     }
 
     fn of_state(&self, state: &StateKey) -> Vec<FlowKey> {
@@ -536,14 +524,14 @@ impl Table {
         }
     }
 
-    /// Ends an entry. The packets that the kernel has forwarded are counted when its slot is released.
+    /// Ends an entry.
     fn remove(&mut self, key: &FlowKey, now: Instant) {
         let at = self.now();
         self.apply_reset(key, at);
         let Some(mut entry) = self.entries.remove(key) else { return };
-        // With the counters before the slot is marked as ended.
-        settle(&self.map, &mut self.walker, &mut entry, at);
+        // The kernel counts no further packets, except of programs that have read the entry before: see `settle_ended`.
         self.map.end(entry.slot);
+        settle(&self.map, &mut self.walker, &mut entry, at);
         for verdict in &entry.verdicts {
             verdict.detach(entry.slot);
             self.verdicts.retry_soon();
@@ -572,19 +560,26 @@ impl Table {
     }
 
     fn release_slots(&mut self, now: Instant) {
-        let at = self.now();
-        while let Some((_, mut entry)) =
+        self.settle_ended(self.now());
+        while let Some((_, entry)) =
             self.quarantine.pop_front_if(|(since, _)| now.saturating_duration_since(*since) >= QUARANTINE)
         {
-            // Packets whose program had read the entry before it ended.
-            settle(&self.map, &mut self.walker, &mut entry, at);
             self.free.push(entry.slot);
+        }
+    }
+
+    /// Counts the packets whose program had read an entry before it ended.
+    fn settle_ended(&mut self, at: Time) {
+        for (_, entry) in &mut self.quarantine {
+            settle(&self.map, &mut self.walker, entry, at);
         }
     }
 
     /// Adds what the kernel counted to states and rules. Ends entries whose state has ended, or began another connection.
     pub(super) fn drain(&mut self) {
         let (now, at) = (Instant::now(), self.now());
+        // Which connections have begun.
+        self.read_journal(now);
         let keys: Vec<_> = self.entries.keys().copied().collect();
         let ended: Vec<_> = keys.iter().map(|key| !self.drain_entry(key, at)).collect();
         for (key, ended) in keys.iter().zip(ended) {
@@ -595,6 +590,7 @@ impl Table {
                 self.missed = true;
             }
         }
+        self.settle_ended(at);
         self.walker.idle();
     }
 
@@ -668,19 +664,4 @@ impl Table {
         moved.iter().for_each(|key| self.remove(key, now));
         self.missed |= !moved.is_empty();
     }
-}
-
-/// Adds what the kernel counted for an entry to its states and rules. Returns false if one of the states has ended, or a SYN has ended the
-/// entry, or a verdict does not apply any more.
-fn settle(map: &FlowMap, walker: &mut Walker, entry: &mut Entry, at: Time) -> bool {
-    let counts = map.counts(entry.slot);
-    let before = std::mem::replace(&mut entry.seen, counts);
-    let mut live = true;
-    let (packets, bytes) = (counts.packets - before.packets, counts.bytes - before.bytes);
-    if packets > 0 || bytes > 0 {
-        let unseen = Unseen { packets, bytes, ack: counts.ack };
-        live = walker.count_unseen(&entry.rules, &entry.states, unseen, at);
-        entry.verdicts.iter().for_each(|verdict| verdict.saw(at));
-    }
-    live && counts.in_use && entry.verdicts.iter().all(|verdict| verdict.applies(at))
 }

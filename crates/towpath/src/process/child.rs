@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::starter::{Away, Remote};
 
@@ -89,7 +89,7 @@ impl Child {
         }
     }
 
-    /// Kills the process (SIGKILL).
+    /// Kills the process (SIGKILL). If the launcher has ended, this process does so itself, which it may if it is root.
     ///
     /// # Errors
     /// As [`try_wait`](Self::try_wait).
@@ -99,7 +99,9 @@ impl Child {
         }
         match &mut self.parent {
             Parent::This(child) => child.kill(),
-            Parent::Launcher(launcher) => launcher.kill(self.id),
+            Parent::Launcher(launcher) => launcher
+                .kill(self.id)
+                .or_else(|error| pidfd_send_signal(&self.pidfd, Signal::KILL).map_err(|_| error)),
             Parent::Elsewhere => Ok(()),
         }
     }

@@ -25,14 +25,22 @@ pub(super) enum Signal {
     Upgrade,
 }
 
+/// A step of an upgrade whose new process the pool does not start ([`PoolControl`]).
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Connections go to this process.
+    HandOver(Successor),
+    /// Everything that can be handed over was.
+    Complete,
+}
+
 /// Receives signals from here on; their default actions are disabled.
 #[derive(Debug)]
 pub(super) struct Signals {
     end: UnixStream,
     replace: UnixStream,
     upgrade: UnixStream,
-    /// New processes, for a pool that does not start them.
-    successors: Receiver<Successor>,
+    steps: Receiver<Step>,
     moved: Arc<AtomicBool>,
     /// Readable when one of them is readable.
     either: std::os::fd::OwnedFd,
@@ -45,17 +53,27 @@ pub struct PoolControl {
     end: UnixStream,
     replace: UnixStream,
     upgrade: UnixStream,
-    successors: Sender<Successor>,
+    steps: Sender<Step>,
     moved: Arc<AtomicBool>,
 }
 
 impl PoolControl {
-    /// Hands the connections over to a new process, until [`has_moved`](Self::has_moved). The pool then waits for [`end`](Self::end). If
-    /// the new process ends before that, the pool accepts connections again.
+    /// Hands the connections over to a new process, until [`has_moved`](Self::has_moved). The pool then waits for
+    /// [`complete`](Self::complete). If the new process ends before that, the pool accepts connections again.
     pub fn hand_over(&self, successor: Successor) {
         self.moved.store(false, Ordering::Relaxed);
+        self.step(Step::HandOver(successor));
+    }
+
+    /// The new process has replaced this one: the pool serves the connections that stay until they end or the time for a drain has passed,
+    /// and ends. A pool that has handed over nothing drains.
+    pub fn complete(&self) {
+        self.step(Step::Complete);
+    }
+
+    fn step(&self, step: Step) {
         // Fails if the pool has gone.
-        let _ = self.successors.send(successor);
+        let _ = self.steps.send(step);
         say(&self.upgrade);
     }
 
@@ -102,17 +120,17 @@ impl Signals {
         add(&either, &end, EventData::new_u64(0), EventFlags::IN)?;
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
         add(&either, &upgrade, EventData::new_u64(2), EventFlags::IN)?;
-        let (sender, successors) = channel();
+        let (sender, steps) = channel();
         let moved = Arc::new(AtomicBool::new(true));
         let orders = PoolControl {
             end: end_tx,
             replace: replace_tx,
             upgrade: upgrade_tx,
-            successors: sender,
+            steps: sender,
             moved: Arc::clone(&moved),
         };
         let pending = VecDeque::new();
-        Ok((Self { end, replace, upgrade, successors, moved, either, pending }, orders))
+        Ok((Self { end, replace, upgrade, steps, moved, either, pending }, orders))
     }
 
     /// Reads pending signals.
@@ -132,9 +150,9 @@ impl Signals {
         }
     }
 
-    /// A new process of [`PoolControl::hand_over`].
-    pub(super) fn successor(&self) -> Option<Successor> {
-        self.successors.try_recv().ok()
+    /// The next step of [`PoolControl`].
+    pub(super) fn step(&self) -> Option<Step> {
+        self.steps.try_recv().ok()
     }
 
     /// Tells [`PoolControl::has_moved`].

@@ -7,7 +7,7 @@
 //! state of them. The pool serves these until they end or `drain` has passed, then drains as after SIGTERM, and ends.
 //!
 //! A pool of `towpath run` is a part of a process: the supervisor starts the new process, and begins and completes the upgrade through
-//! [`super::PoolControl`]. The pool is in [`State::Moving`] only, and keeps its listeners until it is told to end.
+//! [`super::PoolControl`]. The pool is in [`State::Moving`] only, and keeps its listeners until it is told that the upgrade is complete.
 //!
 //! Invariants:
 //! - A connection is attached in one process at a time, and has no message there when it leaves.
@@ -30,6 +30,7 @@ use towpath_ring::SocketFile;
 
 use super::WorkerPool;
 use super::moved::MovedConnection;
+use super::signals::Step;
 use crate::control;
 use crate::quantity::count;
 use crate::service_manager;
@@ -141,6 +142,8 @@ struct Moving {
     ending: bool,
     /// The listeners and their files belong to the new process.
     given_up: bool,
+    /// The process, of which this pool is a part, has completed the upgrade: the pool ends by itself.
+    completed: bool,
 }
 
 impl Upgrades {
@@ -301,8 +304,8 @@ impl WorkerPool {
 
     /// Starts an upgrade, or says why not.
     pub(super) fn begin_upgrade(&mut self) {
-        if let Some(successor) = self.signals.successor() {
-            return self.hand_over_to(successor);
+        if self.upgrades.is_part() {
+            return self.take_steps();
         }
         let Upgrades { own, state, stats, .. } = &mut self.upgrades;
         let refused = match (&own, &state) {
@@ -490,6 +493,29 @@ impl WorkerPool {
         }
     }
 
+    /// The steps of the process, of which this pool is a part.
+    fn take_steps(&mut self) {
+        while let Some(step) = self.signals.step() {
+            match step {
+                Step::HandOver(successor) => self.hand_over_to(successor),
+                Step::Complete => self.complete_part(),
+            }
+        }
+    }
+
+    /// A new process has replaced that of this pool, which ends with the connections that stay.
+    fn complete_part(&mut self) {
+        match &mut self.upgrades.state {
+            State::Moving(moving) if moving.done => {
+                moving.completed = true;
+                self.driver.server().stop_listening();
+                self.upgrades.give_up();
+            }
+            _ if self.draining.is_none() => self.begin_drain(Instant::now(), self.config.drain),
+            _ => {}
+        }
+    }
+
     /// The process, of which this pool is a part, is replaced by a new one.
     fn hand_over_to(&mut self, successor: Successor) {
         if self.draining.is_some() {
@@ -520,6 +546,7 @@ impl WorkerPool {
             done: false,
             ending: false,
             given_up: false,
+            completed: false,
         };
         self.upgrades.state = State::Moving(Box::new(moving));
         self.unattach_connections(false, now);
@@ -612,7 +639,8 @@ impl WorkerPool {
         }
         let HandOver { finishing, waiting, staying } = moving.over;
         let (looked, mut given_up) = (moving.looked == Some(now) || drained, false);
-        let (part, late) = (part && self.draining.is_none(), now >= moving.until);
+        let part = part && self.draining.is_none() && !moving.completed;
+        let late = now >= moving.until;
         let complete = looked && finishing + waiting == 0 && moving.successor.is_flushed();
         if !moving.done && moving.open && (complete || part && late) {
             moving.done = true;

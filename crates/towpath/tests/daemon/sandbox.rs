@@ -1,5 +1,7 @@
 //! The files of an engine, and the sandboxes of the programs that it starts.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -19,30 +21,62 @@ try write-other sh -c 'echo x > DIR/open/file'
 try call strace -o /dev/null true
 try interface ip link show dev wan
 ip -o link > DIR/out/links
-exec TOWPATH inspect --queue 1 --match x --verdict drop
 "#;
 
-/// Starts an engine with the probe and these keys of its sandbox. Returns it with the results.
+/// Starts an engine with the probe as an inspector and these keys of its sandbox. Returns it with the results.
 fn probed(keys: &str) -> (Engine, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_towpath"));
-    let more = format!(
-        "[queue.1]\ncommand = \"sh DIR/given/probe\"\n[queue.1.sandbox]\n{}",
-        keys.replace("BIN", &binary.display().to_string())
-    );
-    let engine = Engine::start_after(&more, 1, |directory| {
+    let table = "[queue.1]\ncommand = \"sh DIR/given/probe\"\n[queue.1.sandbox]\n";
+    let more = table.to_owned() + &keys.replace("BIN", &binary.display().to_string());
+    let engine = start(&more, 1, &format!("{} inspect --queue 1 --match x --verdict drop", binary.display()));
+    let results = results(&engine);
+    (engine, results)
+}
+
+/// Starts an engine with files for the probe, which becomes `program`.
+fn start(more: &str, inspectors: usize, program: &str) -> Engine {
+    Engine::start_after(more, inspectors, |directory| {
         for name in ["given", "out", "open"] {
             let path = directory.join(name);
             std::fs::create_dir(&path).unwrap();
             std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         }
-        let probe = PROBE
-            .replace("DIR", &directory.display().to_string())
-            .replace("TOWPATH", &binary.display().to_string());
-        std::fs::write(directory.join("given/probe"), probe).unwrap();
+        let probe = PROBE.replace("DIR", &directory.display().to_string());
+        std::fs::write(directory.join("given/probe"), format!("{probe}exec {program}\n")).unwrap();
         std::fs::write(directory.join("given/file"), "given").unwrap();
-    });
-    let results = std::fs::read_to_string(engine.directory.path().join("out/results")).unwrap_or_default();
-    (engine, results)
+    })
+}
+
+fn results(engine: &Engine) -> String {
+    std::fs::read_to_string(engine.directory.path().join("out/results")).unwrap_or_default()
+}
+
+/// The sandbox permits the probe only `given` and `out`, and its own namespaces.
+fn is_confined(engine: &Engine, pid: u32) {
+    let results = results(engine);
+    let failed = |word: &str| {
+        let line = results.lines().find_map(|line| line.strip_prefix(&format!("{word} ")));
+        line.unwrap_or_else(|| panic!("{word}: {results}")) != "0"
+    };
+    for (word, expected) in [
+        ("read", false),
+        ("read-other", true),
+        ("list-other", true),
+        ("write", false),
+        ("write-other", true),
+        ("call", true),
+        ("interface", true),
+    ] {
+        assert_eq!(failed(word), expected, "{word}: {results}");
+    }
+    let links = std::fs::read_to_string(engine.directory.path().join("out/links")).unwrap();
+    assert!(links.lines().count() == 1 && links.contains(": lo: "), "{links}");
+    let namespace = |pid: u32, name: &str| std::fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
+    for name in ["net", "ipc", "uts", "cgroup"] {
+        assert_ne!(namespace(pid, name), namespace(engine.child.id(), name), "{name}");
+    }
+    assert_eq!(namespace(pid, "mnt"), namespace(engine.child.id(), "mnt"));
+    assert_eq!(status(pid)["Seccomp"], "2");
 }
 
 /// Sends a frame that the inspector passes, until it has decided one.
@@ -72,30 +106,40 @@ fn a_program_uses_only_what_its_sandbox_permits() {
         let keys = "namespaces = [\"net\", \"ipc\", \"uts\", \"cgroup\"]\nread = [\"given\", \"BIN\"]\nwrite = [\"out\"]\n";
         let (engine, results) = probed(keys);
         let [pid] = engine.inspectors()[..] else { panic!("{results} {:?}", engine.stop()) };
-        let failed = |word: &str| {
-            let line = results.lines().find_map(|line| line.strip_prefix(&format!("{word} ")));
-            line.unwrap_or_else(|| panic!("{word}: {results}")) != "0"
-        };
-        for (word, expected) in [
-            ("read", false),
-            ("read-other", true),
-            ("list-other", true),
-            ("write", false),
-            ("write-other", true),
-            ("call", true),
-            ("interface", true),
-        ] {
-            assert_eq!(failed(word), expected, "{word}: {results}");
-        }
-        let links = std::fs::read_to_string(engine.directory.path().join("out/links")).unwrap();
-        assert!(links.lines().count() == 1 && links.contains(": lo: "), "{links}");
-        let namespace = |pid: u32, name: &str| std::fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
-        for name in ["net", "ipc", "uts", "cgroup"] {
-            assert_ne!(namespace(pid, name), namespace(engine.child.id(), name), "{name}");
-        }
-        assert_eq!(namespace(pid, "mnt"), namespace(engine.child.id(), "mnt"));
-        assert_eq!(status(pid)["Seccomp"], "2");
+        is_confined(&engine, pid);
         inspects(&engine);
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
+/// The same for a worker of a mux, which serves its messages.
+#[towpath_testenv::needs(netns, landlock, "strace")]
+#[test]
+fn a_worker_uses_only_what_its_sandbox_permits() {
+    within(|| {
+        let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+        let more = format!(
+            "[mux.web]\nlisten = \"unix:DIR/mux.sock\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
+             worker = \"sh DIR/given/probe\"\n[mux.web.sandbox]\nnamespaces = [\"net\", \"ipc\", \"uts\", \"cgroup\"]\n\
+             read = [\"given\", \"{}\"]\nwrite = [\"out\"]\n",
+            worker.display()
+        );
+        let mut engine = start(&more, 0, &worker.display().to_string());
+        let mut stream = None;
+        until(|| {
+            stream = UnixStream::connect(engine.directory.path().join("mux.sock")).ok();
+            stream.is_some() || engine.child.try_wait().unwrap().is_some()
+        });
+        let Some(mut stream) = stream else { panic!("{} {:?}", results(&engine), engine.stop()) };
+        stream.write_all(b"\0\0\0\x02hi").unwrap();
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).unwrap();
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        stream.read_exact(&mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let (pid, echo) = answer.split_once(' ').unwrap();
+        assert_eq!(echo, "hi");
+        is_confined(&engine, pid.parse().unwrap());
         assert_eq!(engine.stop().0, Some(0));
     });
 }

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process_group, pidfd_open};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use towpath_port::Object;
+use towpath_port::{Object, pins};
 
 use super::super::privilege::Capabilities;
 use super::message::{Kind, Message};
@@ -92,6 +92,7 @@ fn run(file: &Path) -> io::Result<()> {
         engines.extend(new);
         server.reap_engines();
     }
+    server.tidy_pins();
     Ok(())
 }
 
@@ -140,6 +141,12 @@ impl Server {
         self.children.insert(id, child);
         self.engines.push(id);
         Ok((id, pidfd?, ours, theirs))
+    }
+
+    /// The last engine has ended: the programs that it has detached leave no files.
+    fn tidy_pins(&self) {
+        let ports = self.config.iter().flat_map(|config| &config.ports);
+        ports.filter_map(|port| port.driver.interface()).for_each(pins::tidy);
     }
 
     /// Reaps the engines before the last one that have ended.

@@ -9,30 +9,46 @@ use super::{
 };
 use crate::inspector::EXIT_TIMEOUT;
 use crate::quantity::count;
-use crate::service_manager::notify;
 use crate::snapshot::Saving;
 
 /// Interval between two checks of ending threads.
 const LOOK: Duration = Duration::from_millis(20);
+/// Time after which an engine that was replaced has exported its last events.
+const EXPORT: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     /// Tells all threads to stop receiving.
     pub(super) fn drain(&mut self) {
         // From here on the manager's time limit for the stop counts.
         self.watchdog = None;
-        notify("STOPPING=1\nSTATUS=draining");
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Drain));
         self.services.iter().for_each(Service::drain);
     }
 
-    /// Waits for all threads to end. A second signal ends the wait.
-    pub(super) fn outlast(&mut self) {
-        let mut hurried = false;
+    /// Tells all threads that another process has replaced this one. The service manager must not hear of a stop: the service goes on. Muxes
+    /// serve the connections that stay.
+    pub(super) fn retire(&mut self) {
+        self.watchdog = None;
+        // The other process has the same sockets: these threads would accept its clients.
+        (self.endpoint, self.dumps) = (None, None);
+        self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Drain));
+        self.services.iter().for_each(Service::retire);
+    }
+
+    /// Waits for all threads to end. While it is `draining`, a stop signal ends the wait; otherwise the first one drains.
+    pub(super) fn outlast(&mut self, mut draining: bool) {
+        let (begun, mut hurried) = (Instant::now(), false);
         while !self.look_at_threads().0 {
             if heard(&mut self.stop) && !hurried {
-                hurried = true;
-                tracing::warn!("second stop signal: the engine stops without waiting for inspectors");
+                if std::mem::replace(&mut draining, true) {
+                    hurried = true;
+                    tracing::warn!("second stop signal: the engine stops without waiting for inspectors");
+                }
                 self.drain();
+            }
+            if !draining && begun.elapsed() >= EXPORT {
+                // Every packet is decided. The other process exports its own.
+                (self.ipfix, self.events, self.fleet) = (None, None, None);
             }
             self.print_log();
             let stop = PollFd::new(&self.stop, PollFlags::IN);

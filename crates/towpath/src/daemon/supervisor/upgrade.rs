@@ -521,7 +521,13 @@ impl Supervisor {
         for (worker, ports) in self.workers.iter().zip(items.ports) {
             worker.say(WorkerCommand::Counters(ports));
         }
-        inherited.serves().map_err(Failure::Upgrade)?;
+        match inherited.serves() {
+            // It has ended: it would kill this one before it closes the channel. This one has everything.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                log::warn!(target: OPERATOR, "upgrade: process {} ended before this one carried packets", inherited.id());
+            }
+            serves => serves.map_err(Failure::Upgrade)?,
+        }
         // Packets come before clients.
         self.workers.iter().for_each(|worker| worker.say(WorkerCommand::Begin));
         let pause = items.stopped.map_or(0, |stopped| inherited::now().saturating_sub(stopped));

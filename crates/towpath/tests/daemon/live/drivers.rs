@@ -64,7 +64,7 @@ fn through_every_inline_driver(talk: impl Fn(&Host, &Host) + Sync) {
 }
 
 /// Two machines with the kernel of this namespace as their router, which sends the packets that it forwards to queue 5.
-fn queued() -> (Host, Host) {
+pub(super) fn queued() -> (Host, Host) {
     let (left, right) = (Host::new(), Host::new());
     veth("wan", "l0");
     veth("lan", "r0");

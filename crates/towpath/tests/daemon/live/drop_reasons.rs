@@ -1,5 +1,5 @@
-//! The drop reasons that `losses.rs` does not produce, in every place that reports losses. A test of the egress produces those of a port without
-//! room, `replay` those of a cut capture.
+//! The drop reasons that `losses.rs` does not produce, in every place that reports losses. `refusals.rs` produces those of the kernel's
+//! refusals and of a port without room.
 
 use std::path::Path;
 use std::time::Duration;

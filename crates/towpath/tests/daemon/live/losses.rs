@@ -1,5 +1,5 @@
 //! Drop reasons are produced on purpose, and found in every place that reports losses: `show stats`, its `--json`, the metrics, the log,
-//! and a trace of dropped packets. A test of the egress produces `tx_full`: the kernel always has room on a veth.
+//! and a trace of dropped packets. `drop_reasons.rs` and `refusals.rs` produce the others.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -66,7 +66,12 @@ impl Engine {
 
     /// Starts the engine. On an error, returns its output.
     pub(crate) fn try_start(directory: &Path) -> Result<Self, String> {
-        let child = Command::new(env!("CARGO_BIN_EXE_towpath"))
+        Self::try_start_by(directory, &mut Command::new(env!("CARGO_BIN_EXE_towpath")))
+    }
+
+    /// The same with the environment of this command.
+    pub(crate) fn try_start_by(directory: &Path, command: &mut Command) -> Result<Self, String> {
+        let child = command
             .args(["run", directory.join("t.toml").to_str().unwrap()])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -87,9 +87,10 @@ pub(super) fn flows_outlive(bridge: &str) {
         entries(&engine, 2);
         engine.stop();
         assert!(!flow.passes(SHORT), "an engine that stops ends its entries");
+        let pin = towpath_port::pins::path_of_flows("wan");
+        assert!(!pin.exists(), "an engine that stops leaves no file");
         // An engine without offload removes the program.
         kill(Engine::start(files.path()));
-        let pin = towpath_port::pins::path_of_flows("wan");
         assert!(pin.exists());
         std::fs::write(files.path().join("t.toml"), bridge).unwrap();
         Engine::start(files.path()).stop();

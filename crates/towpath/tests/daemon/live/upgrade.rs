@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -46,7 +46,10 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(directory: &Path) -> Self {
-        let mut first = Engine::start(directory);
+        Self::of(Engine::start(directory))
+    }
+
+    pub(super) fn of(mut first: Engine) -> Self {
         // All engines write there: each one its report.
         let (mut reports, mut log) = (first.child.stdout.take().unwrap(), first.child.stderr.take().unwrap());
         thread::spawn(move || io::copy(&mut reports, &mut io::sink()));
@@ -54,22 +57,27 @@ impl Running {
         Self { first, now: None }
     }
 
-    fn id(&self) -> Pid {
+    pub(super) fn id(&self) -> Pid {
         self.now.unwrap_or_else(|| Pid::from_child(&self.first.child))
     }
 
     /// Upgrades, and waits until the engine before has ended.
     pub(super) fn upgrade(&mut self) {
+        ended(&self.replace());
+        if let Ok(Some(status)) = self.first.child.try_wait() {
+            assert!(status.success(), "{status}");
+        }
+    }
+
+    /// Upgrades. Returns the engine before, which may have connections that stay.
+    pub(super) fn replace(&mut self) -> OwnedFd {
         let before = pidfd_open(self.id(), PidfdFlags::empty()).unwrap();
         let said = self.first.ctl("upgrade --json");
         assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
         let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
         assert_eq!(said["before"].as_i64(), Some(self.id().as_raw_nonzero().get().into()), "{said}");
         self.now = Pid::from_raw(said["process"].as_i64().unwrap() as i32);
-        ended(&before);
-        if let Ok(Some(status)) = self.first.child.try_wait() {
-            assert!(status.success(), "{status}");
-        }
+        before
     }
 
     /// Stops the present engine.
@@ -81,11 +89,11 @@ impl Running {
 }
 
 /// Waits until a process has ended.
-fn ended(process: &impl AsFd) {
+pub(super) fn ended(process: &impl AsFd) {
     poll(&mut [PollFd::new(process, PollFlags::IN)], None).unwrap();
 }
 
-fn config(programs: &str) -> String {
+pub(super) fn config(programs: &str) -> String {
     let queues = "\
 [queue.1]
 socket = \"q1.sock\"
@@ -99,7 +107,7 @@ deadline = 5
     format!("{BRIDGE}{queues}[engine]\nupgrade = [\"{programs}\"]\nupgrade-time = 60\n")
 }
 
-fn inspector(directory: &Path) -> Child {
+pub(super) fn inspector(directory: &Path) -> Child {
     Command::new(TOWPATH)
         .args(["inspect", "--queue", "1", "--match", "nothing-like-this", "--verdict", "drop"])
         .env("TOWPATH_SOCKET", directory.join("q1.sock"))
@@ -107,9 +115,18 @@ fn inspector(directory: &Path) -> Child {
         .unwrap()
 }
 
+/// A datagram without a number. The kernel drops datagrams while it looks for the address of a neighbor and has some hundred: the load
+/// begins when each port has got one.
+const FIRST: u64 = u64::MAX;
+
+/// Tenths of a second without a datagram after which those that have not arrived are lost.
+const SILENCE: u32 = 100;
+
 /// Numbered datagrams from the left machine to ports of the right one, without pause. Made before the machines are busy.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
+    /// Nothing more is sent.
+    over: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
     sender: Option<JoinHandle<()>>,
     receivers: Vec<JoinHandle<BTreeSet<u64>>>,
@@ -118,28 +135,48 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn start(left: &Host, right: &Host, ports: &[u16]) -> Self {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (over, reached) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let receivers = ports.iter().map(|&port| {
             let server = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
             // The machine itself must lose none.
             set_socket_recv_buffer_size_force(&server, 32 << 20).unwrap();
             server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-            let over = Arc::clone(&stop);
+            let (over, sent, reached) = (Arc::clone(&over), Arc::clone(&sent), Arc::clone(&reached));
             thread::spawn(move || {
                 let (mut got, mut number) = (BTreeSet::new(), [0; 8]);
+                let (mut first, mut silence) = (true, 0);
                 loop {
                     match server.recv(&mut number) {
-                        Ok(_) => assert!(got.insert(u64::from_be_bytes(number)), "a datagram arrived twice"),
-                        Err(_) if over.load(Ordering::Relaxed) => return got,
+                        Ok(_) if number == FIRST.to_be_bytes() => {
+                            reached.fetch_add(usize::from(std::mem::take(&mut first)), Ordering::Relaxed);
+                        }
+                        Ok(_) => {
+                            assert!(got.insert(u64::from_be_bytes(number)), "a datagram arrived twice");
+                            silence = 0;
+                        }
+                        Err(_) if over.load(Ordering::Relaxed) => {
+                            silence += 1;
+                            // On a busy machine, the last ones are on their way for a while.
+                            if got.len() as u64 == sent.load(Ordering::Relaxed) || silence > SILENCE {
+                                return got;
+                            }
+                        }
                         Err(_) => {}
                     }
                 }
             })
         });
         let receivers = receivers.collect();
-        let (over, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
+        let (stopped, count, ports) = (Arc::clone(&stop), Arc::clone(&sent), ports.to_vec());
         let client = left.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
         let sender = thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) {
+            while reached.load(Ordering::Relaxed) < ports.len() && !stopped.load(Ordering::Relaxed) {
+                for &port in &ports {
+                    client.send_to(&FIRST.to_be_bytes(), (RIGHT, port)).unwrap();
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            while !stopped.load(Ordering::Relaxed) {
                 // A ring of 128 blocks has room for 640 ms: a block ends 1 ms after its first packet. Another test may have the processors.
                 for _ in 0..40 {
                     let number = count.load(Ordering::Relaxed);
@@ -151,7 +188,7 @@ impl Load {
                 thread::sleep(Duration::from_millis(5));
             }
         });
-        Self { stop, sent, sender: Some(sender), receivers }
+        Self { stop, over, sent, sender: Some(sender), receivers }
     }
 
     /// Waits until some more were sent.
@@ -163,12 +200,17 @@ impl Load {
     /// Stops, and returns the numbers that did not arrive, for each port, and the number of sent ones.
     pub(super) fn end(mut self) -> (Vec<u64>, u64) {
         self.goes_on();
-        // The last ones are on their way for a moment.
-        thread::sleep(Duration::from_millis(300));
         self.stop.store(true, Ordering::Relaxed);
         self.sender.take().unwrap().join().unwrap();
+        self.over.store(true, Ordering::Relaxed);
         let sent = self.sent.load(Ordering::Relaxed);
-        let missing = |got: BTreeSet<u64>| sent - got.len() as u64;
+        let missing = |got: BTreeSet<u64>| {
+            let lost: Vec<u64> = (0..sent).filter(|number| !got.contains(number)).collect();
+            if let (Some(first), Some(last)) = (lost.first(), lost.last()) {
+                eprintln!("{} datagrams from number {first} to {last} of {sent} are missing", lost.len());
+            }
+            lost.len() as u64
+        };
         (self.receivers.drain(..).map(|receiver| missing(receiver.join().unwrap())).collect(), sent)
     }
 }
@@ -177,6 +219,7 @@ impl Drop for Load {
     /// After a failed assertion, the machines end.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.over.store(true, Ordering::Relaxed);
     }
 }
 
