@@ -74,7 +74,7 @@ pub(crate) fn verdicts(cpus: Cpus, count: u16) -> Result<Vec<u64>> {
 
 /// The time of one flow.
 fn verdict(map: &FlowMap, ingress: u32, decided: &mpsc::Receiver<u64>, port: u16) -> Result<u64> {
-    thread::sleep(if port % RARE == 0 { LONG_PAUSE } else { PAUSE });
+    thread::sleep(if port.is_multiple_of(RARE) { LONG_PAUSE } else { PAUSE });
     let socket = UdpSocket::bind((SOURCE, port)).context("binding a socket")?;
     socket.connect((DESTINATION, PORT))?;
     while decided.try_recv().is_ok() {}
