@@ -306,9 +306,10 @@ impl WorkerSlot {
         self.restarts
     }
 
-    /// Returns true if a process has messages and runs on another CPU than this thread.
+    /// Returns true if a process has messages and runs on another CPU of this machine than this thread. An answer from another machine takes
+    /// longer than a wake-up.
     pub(super) fn works_elsewhere(&self) -> bool {
-        self.all().any(|process| process.is_working() && !process.shares_cpu())
+        !self.away && self.all().any(|process| process.is_working() && !process.shares_cpu())
     }
 
     pub(super) fn has_room(&self) -> bool {
