@@ -200,8 +200,10 @@ impl Tables {
     /// A session has begun: the bus sends the messages after the one that this returns. `last`: the last one that the stream has.
     pub fn connect(&mut self, last: u64) -> u64 {
         if last < self.seq {
-            // Another stream: its messages are applied to the tables as they are.
+            // Another stream, with other numbers: its messages are applied to the tables as they are.
             self.seq = 0;
+            self.loads.clear();
+            self.tables.values_mut().for_each(|held| *held = Held { missing: held.missing, ..Held::default() });
         }
         self.begun = self.seq;
         self.caught_up = false;

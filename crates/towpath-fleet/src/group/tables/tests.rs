@@ -213,6 +213,26 @@ fn the_stream_is_read_again_when_the_rules_get_the_table() {
 }
 
 #[test]
+fn another_stream_begins_with_its_own_numbers() {
+    let mut gate = (Tables::default(), Maps::default());
+    let mut stream = Stream::default();
+    (0..20).for_each(|key| stream.publish("a", change("T", &format!("add {key} 1"))));
+    stream.publish("a", load("T", 1, "7 1"));
+    stream.feed(&mut gate, true);
+    let first_part = load("T", 1, &"1 2\n".repeat(LINES_MAX)).messages.remove(0);
+    gate.0.message(22, ("T", "a"), &first_part, 0, &mut gate.1);
+    assert_eq!(gate.0.loads.len(), 1);
+    // The messages before the snapshot are forgotten.
+    let mut other = Stream::default();
+    other.publish("b", change("T", "add 8 1"));
+    other.publish("b", snapshot("T", 1, "8 1"));
+    other.publish("b", change("T", "add 9 1"));
+    other.feed(&mut gate, true);
+    assert_eq!(lines(gate.1.tables.get("T")), "8 1\n9 1\n");
+    assert!(gate.0.loads.is_empty());
+}
+
+#[test]
 fn many_changes_are_worth_a_snapshot() {
     let (mut tables, mut maps) = (Tables::default(), Maps::default());
     tables.connect(0);
