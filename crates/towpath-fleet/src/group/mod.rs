@@ -78,8 +78,13 @@ pub enum GroupOutput {
         /// The value.
         content: Vec<u8>,
     },
-    /// The messages of tables after this one.
-    Follow(u64),
+    /// The messages of tables.
+    Follow {
+        /// Those after this one.
+        after: u64,
+        /// They come with this number: those of an earlier reading may still wait.
+        epoch: u64,
+    },
     /// Messages of a table.
     Entries(tables::Publication),
 }

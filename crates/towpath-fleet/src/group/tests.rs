@@ -95,7 +95,7 @@ impl World {
                     group.message(&name(from), &bytes, rules, now);
                 }
             }
-            GroupOutput::Follow(_) | GroupOutput::Entries(_) => unreachable!("the caller's"),
+            GroupOutput::Follow { .. } | GroupOutput::Entries(_) => unreachable!("the caller's"),
             GroupOutput::Write { base, content } => {
                 let has = self.bucket.as_ref().map_or(0, |(version, _)| *version);
                 if has != base {

@@ -58,10 +58,12 @@ pub enum GroupIncoming {
     Written(Result<u64, WriteError>),
     /// The stream of tables is open and has this last message.
     TablesOpen(u64),
-    /// The stream has no message after the one that was asked for.
-    NothingFollows,
+    /// The stream has no message after the one that was asked for with this epoch.
+    NothingFollows(u64),
     /// A message of a table.
     Entries {
+        /// That of the request to follow the stream.
+        epoch: u64,
         /// Its number.
         seq: u64,
         /// The number of messages that follow it now.
@@ -160,17 +162,17 @@ async fn talk(
                     let written = write(client, group, base, content).await;
                     caller.tell(GroupIncoming::Written(written)).await
                 }
-                Some(GroupOutput::Follow(after)) => {
-                let follow = tables::follow(client.clone(), group.clone(), after, caller.clone());
-                let before = following.replace(tokio::spawn(follow));
-                before.inspect(tokio::task::JoinHandle::abort);
-                Ok(())
-            }
-            Some(GroupOutput::Entries(publication)) => {
-                let names = (group.clone(), gate.clone());
-                tokio::spawn(tables::publish(client.clone(), names, publication, caller.clone()));
-                Ok(())
-            }
+                Some(GroupOutput::Follow { after, epoch }) => {
+                    let follow = tables::follow(client.clone(), group.clone(), (after, epoch), caller.clone());
+                    let before = following.replace(tokio::spawn(follow));
+                    before.inspect(tokio::task::JoinHandle::abort);
+                    Ok(())
+                }
+                Some(GroupOutput::Entries(publication)) => {
+                    let names = (group.clone(), gate.clone());
+                    tokio::spawn(tables::publish(client.clone(), names, publication, caller.clone()));
+                    Ok(())
+                }
                 None => Err(Gone),
             },
             event = events.recv() => match event {

@@ -67,10 +67,10 @@ pub(super) async fn look(client: Client, group: String, caller: Caller) {
 }
 
 /// Passes the messages after `after` to the caller, until the session ends.
-pub(super) async fn follow(client: Client, group: String, after: u64, caller: Caller) {
+pub(super) async fn follow(client: Client, group: String, (after, epoch): (u64, u64), caller: Caller) {
     let mut after = after;
     loop {
-        let error = match messages(&client, &group, &mut after, &caller).await {
+        let error = match messages(&client, &group, (&mut after, epoch), &caller).await {
             Ok(Gone) => return,
             Err(error) => error,
         };
@@ -85,7 +85,7 @@ pub(super) async fn follow(client: Client, group: String, after: u64, caller: Ca
 async fn messages(
     client: &Client,
     group: &str,
-    after: &mut u64,
+    (after, epoch): (&mut u64, u64),
     caller: &Caller,
 ) -> Result<Gone, async_nats::Error> {
     let stream = open(client, group).await?;
@@ -97,7 +97,8 @@ async fn messages(
         ..Default::default()
     };
     let consumer = stream.create_consumer(config).await?;
-    if consumer.cached_info().num_pending == 0 && caller.tell(GroupIncoming::NothingFollows).await.is_err() {
+    let nothing = GroupIncoming::NothingFollows(epoch);
+    if consumer.cached_info().num_pending == 0 && caller.tell(nothing).await.is_err() {
         return Ok(Gone);
     }
     let mut messages = consumer.stream().max_messages_per_batch(BATCH).heartbeat(RETRY).messages().await?;
@@ -113,7 +114,8 @@ async fn messages(
         // A message that no gate has published counts, and has no content.
         let bytes = written.then(|| message.payload.to_vec());
         *after = seq;
-        if caller.tell(GroupIncoming::Entries { seq, pending, table, from, bytes }).await.is_err() {
+        let entries = GroupIncoming::Entries { epoch, seq, pending, table, from, bytes };
+        if caller.tell(entries).await.is_err() {
             return Ok(Gone);
         }
     }

@@ -396,9 +396,10 @@ impl Member {
             }
             bus::GroupIncoming::Written(written) => self.group.written(written, now),
             bus::GroupIncoming::TablesOpen(last) => self.tables.open(last),
-            bus::GroupIncoming::NothingFollows => self.tables.nothing_follows(),
-            bus::GroupIncoming::Entries { seq, pending, table, from, bytes } => {
-                let problem = self.tables.message(seq, (&table, &from), bytes.as_deref(), pending);
+            bus::GroupIncoming::NothingFollows(epoch) => self.tables.nothing_follows(epoch),
+            bus::GroupIncoming::Entries { epoch, seq, pending, table, from, bytes } => {
+                let names = (&*table, &*from);
+                let problem = self.tables.message((epoch, seq), names, bytes.as_deref(), pending);
                 if let Some(problem) = problem {
                     self.tell(problem);
                 }

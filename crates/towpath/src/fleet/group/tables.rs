@@ -44,6 +44,8 @@ pub(super) struct GroupTables {
     /// The last message of the stream, once it is open.
     open: Option<u64>,
     following: bool,
+    /// How often the stream was followed from some message on. Messages of an earlier time may still wait.
+    epoch: u64,
     publishing: Publishing,
     /// Number of the next load.
     load: u64,
@@ -58,6 +60,7 @@ impl GroupTables {
             connected: false,
             open: None,
             following: false,
+            epoch: 0,
             publishing: Publishing::Nothing,
             load,
         }
@@ -92,7 +95,8 @@ impl GroupTables {
     pub(super) fn poll_follow(&mut self) -> Option<GroupOutput> {
         let last = self.open.filter(|_| !self.following)?;
         self.following = true;
-        Some(GroupOutput::Follow(self.tables.connect(last)))
+        self.epoch += 1;
+        Some(GroupOutput::Follow { after: self.tables.connect(last), epoch: self.epoch })
     }
 
     /// The rules have changed.
@@ -102,18 +106,30 @@ impl GroupTables {
         }
     }
 
-    pub(super) fn nothing_follows(&mut self) {
-        self.tables.catch_up();
+    /// Returns true if a message comes from the stream as it is followed now.
+    fn follows(&self, epoch: u64) -> bool {
+        self.following && epoch == self.epoch
+    }
+
+    pub(super) fn nothing_follows(&mut self, epoch: u64) {
+        if self.follows(epoch) {
+            self.tables.catch_up();
+        }
     }
 
     /// Takes a message of the stream. Returns why a load was refused.
     pub(super) fn message(
         &mut self,
-        seq: u64,
+        (epoch, seq): (u64, u64),
         names: (&str, &str),
         bytes: Option<&[u8]>,
         pending: u64,
     ) -> Option<String> {
+        if !self.follows(epoch) {
+            return None;
+        }
+        // The stream may be read again from its beginning.
+        self.open = self.open.max(Some(seq));
         match bytes {
             Some(bytes) => self.tables.message(seq, names, bytes, pending, &mut self.rules),
             None => self.tables.republished(seq, pending),
@@ -178,5 +194,50 @@ impl GroupTables {
         self.publishing = Publishing::Snapshot;
         let publication: Publication = tables::snapshot(&table, upto, &lines);
         Some(GroupOutput::Entries(publication))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_gate::rules::Ruleset;
+    use towpath_gate::{Gate, Ports, state};
+
+    use super::*;
+
+    fn manager(rules: &str) -> Arc<RulesetManager> {
+        let ruleset = Ruleset::parse("rules", rules).ruleset.unwrap();
+        let gate = Gate::new(ruleset.clone(), Ports::new(), state::Settings::default(), 1);
+        Arc::new(RulesetManager::new(gate, ruleset, false))
+    }
+
+    fn payload(publication: GroupOutput) -> Vec<u8> {
+        let GroupOutput::Entries(publication) = publication else { panic!("{publication:?}") };
+        publication.messages[0].clone()
+    }
+
+    #[test]
+    fn messages_of_an_earlier_reading_are_ignored() {
+        let ruleset = manager("add allow ip from any to any\n");
+        let mut tables = GroupTables::new(&ruleset, 0);
+        tables.connect();
+        tables.open(2);
+        let first = payload(tables.change("T", "add 192.0.2.1\n", false).unwrap());
+        let second = payload(tables.change("T", "add 192.0.2.2\n", false).unwrap());
+        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { after: 0, epoch: 1 }));
+        let names = ("T", "a");
+        tables.message((1, 1), names, Some(&first), 1);
+        // The rules get the table, and the stream is read again, before the second message of the first reading has come.
+        ruleset.command("table T create type addr").unwrap();
+        tables.rules_changed();
+        tables.message((1, 2), names, Some(&second), 0);
+        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { after: 0, epoch: 2 }));
+        tables.message((1, 2), names, Some(&second), 0);
+        tables.nothing_follows(1);
+        assert!(!tables.tables().is_caught_up());
+        tables.message((2, 1), names, Some(&first), 1);
+        tables.message((2, 2), names, Some(&second), 0);
+        assert!(tables.tables().is_caught_up());
+        let entries = ruleset.entry_lines("T").unwrap();
+        assert_eq!(entries.lines().count(), 2, "{entries}");
     }
 }
