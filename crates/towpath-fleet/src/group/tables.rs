@@ -36,6 +36,9 @@ const LOADS_MAX: usize = 2 * LOAD_MAX;
 /// Bytes of changes after which a snapshot is worth it.
 const COMPACT: usize = 4 << 20;
 
+/// Bytes of changes after which a snapshot does not wait for a load.
+const LONGEST_WAIT: usize = 4 * COMPACT;
+
 /// Instead of a sequence number: the parts are a load.
 const ALL: u64 = u64::MAX;
 
@@ -168,6 +171,8 @@ struct Held {
     changed: usize,
     /// The entries contain all messages up to this one.
     base: u64,
+    /// A load that began before this message is dropped: the stream may have forgotten its first parts.
+    loads_from: u64,
     /// The rules of this gate have no such table, or one of another type.
     missing: bool,
 }
@@ -178,6 +183,8 @@ struct Load {
     table: String,
     from: String,
     number: u64,
+    /// The number of the message with its first part.
+    first: u64,
     parts: u32,
     lines: String,
 }
@@ -203,7 +210,9 @@ impl Tables {
             // Another stream, with other numbers: its messages are applied to the tables as they are.
             self.seq = 0;
             self.loads.clear();
-            self.tables.values_mut().for_each(|held| *held = Held { missing: held.missing, ..Held::default() });
+            self.tables
+                .values_mut()
+                .for_each(|held| *held = Held { missing: held.missing, ..Held::default() });
         }
         self.begun = self.seq;
         self.caught_up = false;
@@ -321,20 +330,20 @@ impl Tables {
                 }
             }
             Message::Part { load, upto, index, count, lines } => {
-                let Some(lines) = self.part((table, from), load, (index, count), lines) else { return };
-                self.complete(table, upto, &lines, entries);
+                let Some(load) = self.part((table, from), load, (index, count), lines) else { return };
+                self.complete(&load, upto, entries);
             }
         }
     }
 
-    /// Returns all lines of a load if this part is its last one.
+    /// Returns a load if this part is its last one.
     fn part(
         &mut self,
         (table, from): (&str, &str),
         number: u64,
         (index, count): (u32, u32),
         lines: &str,
-    ) -> Option<String> {
+    ) -> Option<Load> {
         let same = |load: &Load| load.table == table && load.from == from;
         let at = self.loads.iter().position(same);
         let mut load = match at.and_then(|at| self.loads.remove(at)) {
@@ -348,6 +357,7 @@ impl Tables {
                     table: table.to_owned(),
                     from: from.to_owned(),
                     number,
+                    first: self.seq,
                     parts: 0,
                     lines: String::new(),
                 }
@@ -360,7 +370,7 @@ impl Tables {
             return None;
         }
         if load.parts == count {
-            return Some(load.lines);
+            return Some(load);
         }
         self.loads.push_back(load);
         while self.loads.len() > LOADS
@@ -372,8 +382,15 @@ impl Tables {
         None
     }
 
-    fn complete(&mut self, table: &str, upto: u64, lines: &str, entries: &mut dyn Entries) {
+    fn complete(&mut self, load: &Load, upto: u64, entries: &mut dyn Entries) {
+        let Load { table, lines, first, .. } = load;
         let Some(held) = self.tables.get_mut(table) else { return };
+        if upto == ALL && *first < held.loads_from {
+            // A gate that joins does not get it.
+            return self.stats.loads_incomplete += 1;
+        }
+        // With it, the stream forgets the messages before.
+        held.loads_from = held.loads_from.max(if upto == ALL { *first } else { upto + 1 });
         held.changed = 0;
         if upto != ALL && (self.caught_up || upto < self.begun.max(held.base)) {
             // This gate has everything that the snapshot has.
@@ -397,10 +414,13 @@ impl Tables {
 
     /// A table whose changes are worth a snapshot, and the number of the last message that it has.
     pub fn poll_compaction(&mut self) -> Option<(String, u64)> {
-        let (name, held) = self.tables.iter_mut().find(|(_, held)| held.changed > COMPACT)?;
         if !self.caught_up {
             return None;
         }
+        // A snapshot makes the stream forget the first parts of a load whose last one has not come. It does not wait for one for ever.
+        let loading = |name: &str| self.loads.iter().any(|load| load.table == name);
+        let worth = |name: &str, changed| changed > COMPACT && (changed > LONGEST_WAIT || !loading(name));
+        let (name, held) = self.tables.iter_mut().find(|(name, held)| worth(name, held.changed))?;
         held.changed = 0;
         Some((name.clone(), self.seq))
     }

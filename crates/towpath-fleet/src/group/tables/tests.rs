@@ -212,6 +212,75 @@ fn the_stream_is_read_again_when_the_rules_get_the_table() {
     assert!(!gate.0.rules_changed());
 }
 
+/// Two parts.
+fn long_load(value: u8) -> Publication {
+    let lines: String = (0..LINES_MAX / 8).map(|key| format!("{key:06} {value}\n")).collect();
+    load("T", value.into(), &lines)
+}
+
+#[test]
+fn of_two_loads_at_the_same_time_all_gates_have_the_same() {
+    // The second one to begin counts, also if it is the first one to end.
+    two_loads([("a", 0), ("b", 0), ("b", 1), ("a", 1)]);
+    two_loads([("a", 0), ("b", 0), ("a", 1), ("b", 1)]);
+}
+
+fn two_loads(order: [(&str, usize); 4]) {
+    let (mut stream, mut early) = (Stream::default(), (Tables::default(), Maps::default()));
+    stream.feed(&mut early, true);
+    let (one, two) = (long_load(1), long_load(2));
+    assert_eq!((one.messages.len(), two.messages.len()), (2, 2));
+    // The stream forgets what is before the first part of each load once that is complete.
+    let mut first = [0; 2];
+    for (from, part) in order {
+        let mut message = if from == "a" { one.clone() } else { two.clone() };
+        message.messages = vec![message.messages.swap_remove(part)];
+        message.forget = Forget::Nothing;
+        stream.publish(from, message);
+        let at = usize::from(from == "b");
+        if part == 0 {
+            first[at] = stream.last;
+        } else {
+            stream.messages.retain(|(seq, ..)| *seq >= first[at]);
+        }
+        stream.feed(&mut early, false);
+        let mut late = (Tables::default(), Maps::default());
+        stream.feed(&mut late, true);
+        assert_eq!(late.1, early.1);
+    }
+    assert_eq!(early.1.tables["T"]["000007"], "2");
+}
+
+#[test]
+fn a_load_that_is_not_complete_is_not_cut_by_a_snapshot() {
+    let (mut tables, mut maps) = (Tables::default(), Maps::default());
+    tables.connect(0);
+    let lines = format!("add 1 {}\n", "2".repeat(1000)).repeat(LINES_MAX / 1007);
+    for seq in 1..20 {
+        tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
+    }
+    let load = long_load(1);
+    tables.message(20, ("T", "b"), &load.messages[0], 0, &mut maps);
+    assert_eq!(tables.poll_compaction(), None);
+    tables.message(21, ("T", "b"), &load.messages[1], 0, &mut maps);
+    assert_eq!((tables.poll_compaction(), tables.stats().loads), (None, 1));
+    tables.message(22, ("T", "b"), &load.messages[0], 0, &mut maps);
+    for seq in 23..40 {
+        tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
+    }
+    assert_eq!(tables.poll_compaction(), None);
+    // The gate that loads has gone.
+    for seq in 40..60 {
+        tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
+    }
+    assert_eq!(tables.poll_compaction(), Some(("T".to_owned(), 59)));
+    // After the snapshot, its last part is dropped here as well as at gates that join.
+    tables.message(60, ("T", "a"), &snapshot("T", 59, "1 2").messages[0], 0, &mut maps);
+    tables.message(61, ("T", "b"), &load.messages[1], 0, &mut maps);
+    let stats = tables.stats();
+    assert_eq!((stats.loads, stats.loads_incomplete, maps.tables["T"].len()), (1, 1, LINES_MAX / 8 + 1));
+}
+
 #[test]
 fn another_stream_begins_with_its_own_numbers() {
     let mut gate = (Tables::default(), Maps::default());
