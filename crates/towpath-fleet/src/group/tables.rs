@@ -327,8 +327,13 @@ impl Tables {
                 if !self.caught_up && held.log_bytes + lines.len() <= LOG_MAX {
                     held.log_bytes += lines.len();
                     held.log.push((seq, lines.to_owned()));
+                } else if !self.caught_up {
+                    // A snapshot that is older would lose this change.
+                    held.base = held.base.max(seq);
                 }
             }
+            // A snapshot has messages that were before it.
+            Message::Part { upto, .. } if upto != ALL && upto >= seq => self.stats.messages_malformed += 1,
             Message::Part { load, upto, index, count, lines } => {
                 let Some(load) = self.part((table, from), load, (index, count), lines) else { return };
                 self.complete(&load, upto, entries);

@@ -282,6 +282,29 @@ fn a_load_that_is_not_complete_is_not_cut_by_a_snapshot() {
 }
 
 #[test]
+fn a_change_that_is_not_kept_is_not_lost_with_a_snapshot() {
+    let (mut tables, mut maps) = (Tables::default(), Maps::default());
+    tables.connect(1000);
+    let lines = format!("add 1 {}\n", "2".repeat(LINES_MAX - 10));
+    let kept = (LOG_MAX / lines.len()) as u64;
+    for seq in 1..=kept {
+        tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 1, &mut maps);
+    }
+    tables.message(
+        kept + 1,
+        ("T", "a"),
+        &change("T", &lines.replace("add 1", "add 3")).messages[0],
+        1,
+        &mut maps,
+    );
+    tables.message(kept + 2, ("T", "b"), &snapshot("T", kept, "1 2").messages[0], 1, &mut maps);
+    assert_eq!(maps.tables["T"].len(), 2);
+    // One of messages that follow it.
+    tables.message(kept + 3, ("T", "b"), &snapshot("T", kept + 3, "1 2").messages[0], 1, &mut maps);
+    assert_eq!((maps.tables["T"].len(), tables.stats().messages_malformed), (2, 1));
+}
+
+#[test]
 fn another_stream_begins_with_its_own_numbers() {
     let mut gate = (Tables::default(), Maps::default());
     let mut stream = Stream::default();
