@@ -52,6 +52,8 @@ struct Session {
     of: Of,
     /// The options of the program, when it has attached.
     ready: Option<(bool, bool)>,
+    /// Its program has ended, for this reason. The session ends when the rest of its answers is sent.
+    over: Option<String>,
     link: Link,
 }
 
@@ -208,7 +210,7 @@ impl Host {
         }
         let who = format!("worker {} for {}", of.worker, front.name);
         self.sessions
-            .insert(session, Session { front: front.clone(), of, ready: None, link: Link::default() });
+            .insert(session, Session { front: front.clone(), of, ready: None, over: None, link: Link::default() });
         self.stats.sessions += 1;
         self.events.push_back(HostEvent::Start { session, who });
     }
@@ -235,7 +237,8 @@ impl Host {
     pub fn fail(&mut self, session: u64, error: LinkError) {
         self.stats.broken += 1;
         self.events.push_back(HostEvent::Stop { session, kill: true });
-        self.gone(session, &error.to_string());
+        self.flush(session);
+        self.end(session, error.to_string());
     }
 
     /// The program of the session has attached.
@@ -246,16 +249,30 @@ impl Host {
         self.send(&front, Body::Ready { of, events, parts });
     }
 
-    /// The program of the session has ended.
+    /// The program of the session has ended. The front learns it after the rest of the answers, as its window permits.
     pub fn gone(&mut self, session: u64, why: &str) {
-        // What it has answered before.
-        self.flush(session);
-        if let Some(Session { front, of, .. }) = self.remove(session) {
-            self.send(&front, Body::Gone { of, text: why.to_owned() });
+        if let Some(found) = self.sessions.get_mut(&session) {
+            found.over = Some(why.to_owned());
+            self.flush(session);
+            self.end_sent(session);
         }
     }
 
-    /// Moves what the session has sent to the messages for the bus, also beyond the window: it is the last.
+    /// Ends the session if its program has ended and all that it has answered is sent.
+    fn end_sent(&mut self, session: u64) {
+        let Some(found) = self.sessions.get_mut(&session).filter(|found| found.link.is_sent()) else { return };
+        if let Some(why) = found.over.take() {
+            self.end(session, why);
+        }
+    }
+
+    fn end(&mut self, session: u64, text: String) {
+        if let Some(Session { front, of, .. }) = self.remove(session) {
+            self.send(&front, Body::Gone { of, text });
+        }
+    }
+
+    /// Moves what the session has sent to the messages for the bus, up to the window.
     fn flush(&mut self, session: u64) {
         let Some(session) = self.sessions.get_mut(&session) else { return };
         while let Some((number, taken, bytes)) = session.link.next() {
@@ -349,7 +366,7 @@ impl Host {
         self.sessions.get_mut(&session).map(|session| &mut session.link)
     }
 
-    /// The number of sessions.
+    /// The number of sessions, with those whose programs have ended and whose answers are not all sent.
     pub fn sessions(&self) -> usize {
         self.sessions.len()
     }
@@ -358,7 +375,10 @@ impl Host {
     pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>) {
         let mut sessions: Vec<u64> = self.sessions.keys().copied().collect();
         sessions.retain(|session| self.sessions[session].ready.is_some());
-        sessions.into_iter().for_each(|session| self.flush(session));
+        for session in sessions {
+            self.flush(session);
+            self.end_sent(session);
+        }
         out.append(&mut self.out);
     }
 

@@ -131,6 +131,11 @@ impl Link {
         taken.max(self.told)
     }
 
+    /// Returns true if all that was added is sent.
+    pub(super) fn is_sent(&self) -> bool {
+        self.out.is_empty()
+    }
+
     /// Bytes in the buffers.
     pub fn bytes(&self) -> usize {
         self.input.len() + self.out.len()

@@ -421,3 +421,42 @@ fn a_host_that_leaves_gets_no_new_session_and_keeps_its_sessions() {
         "the workers of the other host"
     );
 }
+
+#[test]
+fn an_answer_longer_than_the_window_arrives_after_its_program_has_exited() {
+    let mut world = World::new();
+    (0..10).for_each(|_| world.step(Step::Wait(100)));
+    // The answer, and the exit at once: all but a window of it is with the host.
+    let at = usize::from(world.programs[0].is_empty());
+    let session = world.programs[at].pop_first().unwrap();
+    let payload = vec![5; 5 << 20];
+    world.hosts[at].link(session).unwrap().push(&Record { kind: 9, ..Record::default() }, &payload);
+    world.hosts[at].gone(session, "exit");
+    let sessions = world.hosts[at].sessions();
+    let (mut received, mut ended) = (0, None);
+    for _ in 0..1000 {
+        let mut out = Vec::new();
+        world.hosts[at].take_outgoing(&mut out);
+        out.into_iter().for_each(|out| world.front.message(&out.subject, &out.bytes, world.now));
+        for slot in 0..SLOTS {
+            let Some(link) = world.front.link(slot) else { continue };
+            if let Ok(Some((_, payload))) = link.peek() {
+                received = payload.len();
+                link.pop();
+            }
+        }
+        while let Some(event) = world.front.poll_event() {
+            if let FrontEvent::Ended { why, mut link, .. } = event {
+                received = link.peek().unwrap().map_or(received, |(_, payload)| payload.len());
+                link.pop();
+                ended = Some(why);
+            }
+        }
+        let mut out = Vec::new();
+        world.front.take_outgoing(&mut out);
+        out.retain(|out| out.subject.contains(&format!("h{at}")));
+        out.into_iter().for_each(|out| world.hosts[at].message(&out.subject, &out.bytes, world.now));
+    }
+    assert_eq!((received, ended), (payload.len(), Some(format!("host h{at}: exit"))));
+    assert_eq!(world.hosts[at].sessions(), sessions - 1);
+}
