@@ -100,7 +100,7 @@ struct Running {
     /// Until it attaches.
     endpoint: Option<Endpoint>,
     channel: Option<Channel>,
-    /// It has released a message.
+    /// It has completed a message.
     served: bool,
     /// Released frames. They are passed on after all earlier answers.
     released: Vec<Seq>,
@@ -232,7 +232,7 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         let Some(running) = self.programs.get_mut(&session) else { return };
         if let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(session)) {
             // What it has answered before counts.
-            from_program(channel, link, &mut running.released, time(self.start, now).as_nanos());
+            running.served |= from_program(channel, link, &mut running.released, time(self.start, now).as_nanos()).completed;
         }
         let (served, who) = (running.served, running.who.clone());
         tracing::warn!("{who}: {why}");
@@ -252,9 +252,11 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
                 Ok(any) => busy |= any,
                 Err(why) => ended.push((*session, why)),
             }
-            let any = link.has_room() && from_program(channel, link, &mut running.released, clock);
-            running.served |= any;
-            busy |= any;
+            if link.has_room() {
+                let Wrote { any, completed } = from_program(channel, link, &mut running.released, clock);
+                running.served |= completed;
+                busy |= any;
+            }
             channel.kick();
         }
         for (session, why) in ended {
@@ -363,21 +365,29 @@ fn to_program(channel: &mut Channel, link: &mut Link) -> Result<bool, Result<Lin
     Ok(busy)
 }
 
-/// Passes what the program has written to the front: answers first, then the releases that it wrote after them. Returns true if there was
-/// anything.
-fn from_program(channel: &mut Channel, link: &mut Link, released: &mut Vec<Seq>, now: u64) -> bool {
+/// What a program has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wrote {
+    any: bool,
+    /// It has completed a message.
+    completed: bool,
+}
+
+/// Passes what the program has written to the front: answers first, then the releases that it wrote after them.
+fn from_program(channel: &mut Channel, link: &mut Link, released: &mut Vec<Seq>, now: u64) -> Wrote {
     let before = released.len();
     // Answers to the frames released here were written before: the reads below have them.
     channel.poll_verdicts(now, |seq, _| released.push(seq));
-    let mut busy = released.len() > before;
+    let completed = released.len() > before;
+    let mut any = completed;
     for _ in 0..ROUNDS {
-        busy |= channel.poll_messages(|header, payload| link.push(&record(header, Seq(0)), payload)) > 0;
+        any |= channel.poll_messages(|header, payload| link.push(&record(header, Seq(0)), payload)) > 0;
         if !channel.has_message() {
             break;
         }
     }
     if channel.has_message() {
-        return busy;
+        return Wrote { any, completed };
     }
     for seq in released.drain(..) {
         link.push(
@@ -385,7 +395,7 @@ fn from_program(channel: &mut Channel, link: &mut Link, released: &mut Vec<Seq>,
             &[],
         );
     }
-    busy
+    Wrote { any, completed }
 }
 
 impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
@@ -497,5 +507,35 @@ impl<E> Drop for HostSide<'_, E> {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_ring::{Consumer, Options, Verdict};
+
+    use super::*;
+
+    #[test]
+    fn a_program_has_completed_a_message_when_it_releases_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("worker.sock");
+        let mut endpoint = Endpoint::bind(&path, worker_ring()).unwrap();
+        let attach = std::thread::spawn(move || Consumer::attach_with(&path, &Options::named("test")).unwrap());
+        let mut channel = std::iter::repeat_with(|| endpoint.accept().unwrap()).find_map(|channel| channel).unwrap();
+        let mut consumer = attach.join().unwrap();
+        let (mut link, mut released) = (Link::default(), Vec::new());
+        channel.send(b"question", &meta(&towpath_fleet::workers::Record::default())).unwrap();
+        channel.kick();
+        let frame = consumer.recv().unwrap().unwrap();
+        // Messages alone, as of a program that logs and exits.
+        consumer.try_send(b"answer", &meta(&towpath_fleet::workers::Record::default())).unwrap();
+        consumer.flush();
+        let wrote = from_program(&mut channel, &mut link, &mut released, 1);
+        assert_eq!(wrote, Wrote { any: true, completed: false });
+        consumer.verdict(frame, Verdict::Pass);
+        consumer.flush();
+        assert_eq!(from_program(&mut channel, &mut link, &mut released, 2), Wrote { any: true, completed: true });
+        assert_eq!(from_program(&mut channel, &mut link, &mut released, 3), Wrote { any: false, completed: false });
     }
 }
