@@ -24,6 +24,8 @@ const ATTACH: Duration = Duration::from_secs(15);
 const EXIT: Duration = Duration::from_secs(5);
 /// Interval of checks of programs that attach or exit.
 const LOOK: Duration = Duration::from_millis(20);
+/// A session that its front ends in this time without a completed message counts as one of a program that did nothing.
+const EARLY: Duration = Duration::from_secs(1);
 /// Delay of the next start after a program that did nothing. Doubles.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_MOST: Duration = Duration::from_secs(10);
@@ -132,16 +134,21 @@ struct HostSide<'a, E> {
 
 impl<E: FnMut() -> bool> HostSide<'_, E> {
     fn handle_events(&mut self, now: Instant) {
+        let mut early = false;
         while let Some(event) = self.host.poll_event() {
             match event {
                 HostEvent::Start { session, who } => self.delayed.push((session, who)),
                 HostEvent::Stop { session, kill } => {
                     self.delayed.retain(|(delayed, _)| *delayed != session);
-                    self.stop(session, kill, now);
+                    early |= self.stop(session, kill, now);
                 }
                 HostEvent::Warning(text) => tracing::warn!("{text}"),
                 HostEvent::Info(text) => tracing::info!("{text}"),
             }
+        }
+        if early {
+            // Once for all that end together, as at the end of a connection.
+            self.failed(false, now);
         }
         if now >= self.failures.1 {
             for (session, who) in std::mem::take(&mut self.delayed) {
@@ -187,19 +194,22 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         self.failures = (row, now + wait);
     }
 
-    /// The session has ended: its program learns that by the end of its ring.
-    fn stop(&mut self, session: u64, kill: bool, now: Instant) {
-        let Some(mut running) = self.programs.remove(&session) else { return };
+    /// The session has ended: its program learns that by the end of its ring. Returns true if the front ended it soon after its start and
+    /// before it completed a message.
+    fn stop(&mut self, session: u64, kill: bool, now: Instant) -> bool {
+        let Some(mut running) = self.programs.remove(&session) else { return false };
+        let early = !running.served && now < running.started + EARLY;
         let unattached = running.endpoint.is_some();
         if let Some(channel) = &mut running.channel {
             self.poller.remove(channel.as_fd());
             channel.detach();
         }
         if kill || unattached {
-            // It has exited; the next look finds that.
+            // Fails if it has exited.
             let _ = running.child.kill();
         }
         self.gone.push((running.child, now));
+        early
     }
 
     /// Programs that have attached or ended.
@@ -515,6 +525,57 @@ mod tests {
     use towpath_ring::{Consumer, Options, Verdict};
 
     use super::*;
+    use crate::process::Local;
+
+    /// A message of the front `f`, as in the documentation of `towpath_fleet::workers`.
+    fn message(kind: u8, rest: &[u8]) -> Bytes {
+        let instances = [7u64.to_le_bytes(), 1u64.to_le_bytes()].concat();
+        [b"TWWK\x01", &[kind, 0, 0][..], &instances, rest].concat().into()
+    }
+
+    #[test]
+    fn a_front_that_opens_one_session_after_another_waits_for_programs() {
+        let config = HostConfig {
+            bus: BusSettings { server: Default::default(), subject: "s".into(), name: "h".into() },
+            settings: HostSettings { workers: 2, credit: 1, fronts: 1 },
+            program: Program::new(&["sleep".to_owned(), "1000".to_owned()]),
+            starter: Starter::Local(Local::plain()),
+            drain: Duration::ZERO,
+        };
+        let start = Instant::now();
+        let mut side = HostSide {
+            host: Host::new("h", 1, config.settings),
+            poller: Poller::new().unwrap(),
+            programs: HashMap::new(),
+            gone: Vec::new(),
+            delayed: Vec::new(),
+            failures: (0, start),
+            directory: socket_directory::make(false).unwrap(),
+            start,
+            draining: None,
+            away: None,
+            fronts: (start, false),
+            refused: (0, start),
+            drained: None,
+            end: || false,
+            config: &config,
+        };
+        side.message("host.h.f", &message(2, &[0; 8]), false);
+        let open = |session: u8| message(4, &[0, 0, 0, 0, session, 0, 0, 0]);
+        // Rows: milliseconds since the start, the session that is opened, programs that run, programs that were started.
+        let rows = [(0, 1, 1, 1), (1, 2, 1, 2), (2, 3, 0, 2), (50, 4, 0, 2), (102, 5, 1, 3), (103, 6, 0, 3), (302, 7, 0, 3), (303, 8, 1, 4)];
+        for (millis, session, running, started) in rows {
+            side.message("host.h.f", &open(session), false);
+            side.handle_events(start + Duration::from_millis(millis));
+            assert_eq!((side.programs.len(), side.programs.len() + side.gone.len()), (running, started), "at {millis} ms");
+        }
+        // One that is ended later does not count.
+        side.message("host.h.f", &open(9), false);
+        side.handle_events(start + Duration::from_secs(2));
+        assert_eq!(side.programs.len(), 1);
+        let sessions: Vec<u64> = side.programs.keys().copied().collect();
+        sessions.into_iter().for_each(|session| drop(side.stop(session, true, start)));
+    }
 
     #[test]
     fn a_program_has_completed_a_message_when_it_releases_it() {
