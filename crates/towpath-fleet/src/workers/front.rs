@@ -219,7 +219,7 @@ impl Front {
             if leaving {
                 return;
             }
-            if self.hosts.len() >= MAX_PEERS {
+            if self.hosts.len() >= MAX_PEERS || peer.is_one_too_many(self.hosts.keys()) {
                 self.stats.too_many += 1;
                 return;
             }

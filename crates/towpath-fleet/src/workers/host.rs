@@ -158,7 +158,8 @@ impl Host {
         if self.fronts.contains_key(front) {
             return true;
         }
-        if self.fronts.len() >= self.settings.fronts.min(MAX_PEERS) {
+        let full = self.fronts.len() >= self.settings.fronts.min(MAX_PEERS);
+        if full || front.is_one_too_many(self.fronts.keys()) {
             self.stats.too_many += 1;
             return false;
         }

@@ -46,6 +46,9 @@ pub const SILENCE: Duration = Duration::from_millis(750);
 /// Hosts of a front, and fronts that a host knows. Others are ignored and counted.
 pub const MAX_PEERS: usize = 64;
 
+/// Processes of one name that a side knows: one that was killed, and one that replaces it.
+const INSTANCES: usize = 2;
+
 /// Workers of a host.
 pub const MAX_WORKERS: u16 = 64;
 
@@ -79,7 +82,7 @@ metrics! {
         pub version: counter messages as "refused" (reason = "version"),
         /// Messages that were refused: a worker, session or peer that does not exist, or does not exist any more.
         pub unknown: counter messages as "refused" (reason = "unknown"),
-        /// Messages that were refused: too many peers.
+        /// Messages that were refused: too many peers, or more than two processes of one name.
         pub too_many: counter messages as "refused" (reason = "too_many"),
     }
 }
@@ -89,6 +92,13 @@ metrics! {
 struct Peer {
     name: String,
     instance: u64,
+}
+
+impl Peer {
+    /// Returns true if there are already [`INSTANCES`] processes of this name.
+    fn is_one_too_many<'a>(&self, known: impl Iterator<Item = &'a Self>) -> bool {
+        known.filter(|peer| peer.name == self.name).count() >= INSTANCES
+    }
 }
 
 /// Returns true if `text` may be a name: one word of a subject.

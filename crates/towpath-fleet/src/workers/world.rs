@@ -387,6 +387,15 @@ fn strangers_are_refused_and_counted() {
     }
     assert_eq!(world.front.hosts().len(), MAX_PEERS);
     assert_eq!(world.front.stats.too_many - before.too_many, 2 * MAX_PEERS as u64 - (MAX_PEERS as u64 - 2));
+    // Processes of one name, at both sides.
+    let mut front = Front::new("f", 7);
+    (0..10u64).for_each(|instance| front.message("offer.h", &say(100 + instance, 0, offer(1, 1)), now));
+    assert_eq!((front.hosts().len(), front.stats.too_many), (INSTANCES, 8));
+    let mut host = Host::new("h", 1, HostSettings { fronts: 8, ..SETTINGS });
+    (0..10u64).for_each(|instance| {
+        host.message("host.h.f", &say(100 + instance, 1, message::Body::Ping { time: 0 }), now);
+    });
+    assert_eq!(host.stats.too_many, 8);
     // Another version is reported once.
     let mut other = say(1, 7, message::Body::Ping { time: 0 }).to_vec();
     other[4] = 200;
