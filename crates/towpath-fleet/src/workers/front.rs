@@ -13,7 +13,7 @@ use towpath_wire::Time;
 use super::link::{Link, LinkError};
 use super::message::{ALL, Body, Message, NotRead, Of};
 use super::{
-    HEARTBEAT, MAX_CREDIT, MAX_PEERS, MAX_WORKERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats,
+    HEARTBEAT, MAX_CREDIT, MAX_PEERS, MAX_WORKERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats, is_name,
 };
 
 /// What the caller does.
@@ -142,6 +142,10 @@ impl Front {
     pub fn message(&mut self, subject: &str, bytes: &Bytes, now: Time) {
         self.now = now;
         let name = subject.rsplit('.').next().unwrap_or_default();
+        if !is_name(name) {
+            self.stats.malformed += 1;
+            return;
+        }
         let message = match Message::parse(bytes) {
             Ok(message) => message,
             Err(NotRead::Malformed) => {

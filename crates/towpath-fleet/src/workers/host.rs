@@ -10,7 +10,7 @@ use towpath_wire::Time;
 
 use super::link::{Link, LinkError};
 use super::message::{ALL, Body, Message, NotRead, Of};
-use super::{HEARTBEAT, MAX_PEERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats};
+use super::{HEARTBEAT, MAX_PEERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats, is_name};
 
 /// What a host offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +112,10 @@ impl Host {
     pub fn message(&mut self, subject: &str, bytes: &Bytes, now: Time) {
         self.now = now;
         let name = subject.rsplit('.').next().unwrap_or_default();
+        if !is_name(name) {
+            self.stats.malformed += 1;
+            return;
+        }
         let message = match Message::parse(bytes) {
             Ok(message) => message,
             Err(NotRead::Malformed) => {

@@ -376,6 +376,14 @@ fn strangers_are_refused_and_counted() {
         ("offer.h9", say(9, 0, offer(1, 257)), malformed),
         ("front.f.h0", say(1, 0, data), unknown),
     ];
+    // Names that are none do not reach logs and subjects.
+    for name in ["", "h\u{1b}[2J", "ä", "*", &"x".repeat(65)] {
+        let before = (world.front.stats.malformed, world.hosts[0].stats.malformed);
+        world.front.message(&format!("offer.{name}"), &say(9, 0, offer(1, 1)), now);
+        world.hosts[0].message(&format!("host.h0.{name}"), &say(9, 1, message::Body::Ping { time: 0 }), now);
+        let after = (world.front.stats.malformed, world.hosts[0].stats.malformed);
+        assert_eq!(after, (before.0 + 1, before.1 + 1), "{name:?}");
+    }
     for (subject, bytes, counter) in rows {
         let before = counter(&world.front.stats);
         world.front.message(subject, &bytes, now);
