@@ -250,8 +250,9 @@ impl Front {
             .map(|session| session.link.bytes())
             .sum();
         let Some(session) = self.sessions.get_mut(&slot) else { return };
-        let received = match waiting + bytes.len() > PEER_BYTES {
-            true => Err(LinkError::Window),
+        // A message without bytes only acknowledges: it frees memory.
+        let received = match !bytes.is_empty() && waiting + bytes.len() > PEER_BYTES {
+            true => Err(LinkError::Memory),
             false => session.link.receive(number, taken, bytes),
         };
         if let Err(error) = received {

@@ -229,8 +229,9 @@ impl Host {
             .map(|session| session.link.bytes())
             .sum();
         let Some(session) = self.sessions.get_mut(&at) else { return };
-        let received = match waiting + bytes.len() > PEER_BYTES {
-            true => Err(LinkError::Window),
+        // A message without bytes only acknowledges: it frees memory.
+        let received = match !bytes.is_empty() && waiting + bytes.len() > PEER_BYTES {
+            true => Err(LinkError::Memory),
             false => session.link.receive(number, taken, bytes),
         };
         if let Err(error) = received {
@@ -374,6 +375,11 @@ impl Host {
     /// The number of sessions, with those whose programs have ended and whose answers are not all sent.
     pub fn sessions(&self) -> usize {
         self.sessions.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn session_of(&self, session: u64) -> Of {
+        self.sessions[&session].of
     }
 
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces.

@@ -61,6 +61,9 @@ pub enum LinkError {
     /// The peer sends more than the window.
     #[error("the peer sends more than it may")]
     Window,
+    /// The peer's sessions have too many bytes in memory.
+    #[error("too many bytes wait")]
+    Memory,
     /// A record is damaged, or has a wrong length.
     #[error("the peer sent a damaged record")]
     Record,

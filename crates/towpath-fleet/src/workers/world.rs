@@ -477,3 +477,31 @@ fn an_answer_longer_than_the_window_arrives_after_its_program_has_exited() {
     assert_eq!((received, ended), (payload.len(), Some(format!("host h{at}: exit"))));
     assert_eq!(world.hosts[at].sessions(), sessions - 1);
 }
+
+#[test]
+fn a_host_whose_answers_wait_still_hears_acknowledgements() {
+    let mut world = World::new();
+    (0..10).for_each(|_| world.step(Step::Wait(100)));
+    let at = usize::from(world.programs[0].len() < 2);
+    let sessions = world.programs[at].clone();
+    let payload = vec![5; RECORD];
+    for session in &sessions {
+        world.hosts[at].link(*session).unwrap().push(&Record::default(), &payload);
+        world.hosts[at].link(*session).unwrap().push(&Record::default(), &payload);
+    }
+    assert_eq!(world.hosts[at].sessions(), 2, "a host has more bytes than a peer may send");
+    let mut data = |bytes: &'static [u8]| {
+        let body = message::Body::Data {
+            of: world.hosts[at].session_of(*sessions.first().unwrap()),
+            number: 0,
+            taken: 0,
+            bytes: Bytes::from_static(bytes),
+        };
+        let bytes = message::Message { from: 7, to: at as u64 + 1, body }.to_bytes();
+        world.hosts[at].message(&format!("host.h{at}.f"), &bytes, world.now);
+        let mut events = std::iter::from_fn(|| world.hosts[at].poll_event());
+        (events.any(|event| matches!(event, HostEvent::Stop { .. })), world.hosts[at].stats.broken)
+    };
+    assert_eq!(data(b""), (false, 0));
+    assert_eq!(data(b"x"), (true, 1));
+}
