@@ -10,32 +10,35 @@ use towpath_fleet::workers::{is_name, is_subject};
 /// The default server.
 const SERVER: &str = "nats://127.0.0.1:4222";
 
+/// The group of the option that names the subject. The others need it.
+pub(crate) const SUBJECT: &str = "bus_subject";
+
 // Not a doc comment: clap would make it the description of the command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BusArgs {
     /// Server of NATS, nats://[USER:PASSWORD@]HOST:PORT or tls://HOST:PORT; may be repeated, the first that answers is used
     /// (default: nats://127.0.0.1:4222)
-    #[arg(long, value_name = "URL", value_parser = server)]
+    #[arg(long, requires = SUBJECT, value_name = "URL", value_parser = server)]
     nats: Vec<String>,
 
     /// Credentials for NATS, or a file with the seed of an nkey
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, requires = SUBJECT, value_name = "FILE", value_hint = ValueHint::FilePath)]
     nats_credentials: Option<PathBuf>,
 
     /// Require TLS of the server of NATS
-    #[arg(long)]
+    #[arg(long, requires = SUBJECT)]
     nats_tls: bool,
 
     /// Trust a server of NATS whose certificate a CA in FILE (PEM) has signed
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, requires = SUBJECT, value_name = "FILE", value_hint = ValueHint::FilePath)]
     nats_tls_ca: Option<PathBuf>,
 
     /// Certificate and key (PEM) of this client of NATS
-    #[arg(long, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
+    #[arg(long, requires = SUBJECT, value_name = "CERT,KEY", value_parser = pair, value_hint = ValueHint::FilePath)]
     nats_tls_identity: Option<(PathBuf, PathBuf)>,
 
     /// Name of this process in the subjects, for permissions of the server (default: the machine's name and a random part)
-    #[arg(long, value_name = "NAME", value_parser = name)]
+    #[arg(long, requires = SUBJECT, value_name = "NAME", value_parser = name)]
     nats_name: Option<String>,
 }
 

@@ -93,7 +93,7 @@ pub(crate) struct Mux {
     worker_may: Option<Right>,
 
     /// Number of workers; default: the number of processors
-    #[arg(long, value_name = "N", value_parser = workers)]
+    #[arg(long, value_name = "N", requires = "worker", value_parser = workers)]
     workers: Option<NonZeroUsize>,
 
     /// Order guarantee when several workers run concurrently; default: the one that the framing's protocol needs
@@ -231,7 +231,7 @@ struct AwayArgs {
     /// Use workers on other machines too: those of each `towpath worker --subject SUBJECT`, over NATS
     ///
     /// They get the messages that the processes of --worker do not take, the nearest first. Without --worker, they get all messages.
-    #[arg(long, value_name = "SUBJECT", value_parser = super::bus::subject)]
+    #[arg(long, value_name = "SUBJECT", group = super::bus::SUBJECT, value_parser = super::bus::subject)]
     remote: Option<String>,
 
     /// Maximum number of workers on other machines (1-64)

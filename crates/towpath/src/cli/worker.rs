@@ -12,7 +12,7 @@ use towpath::remote_workers::{self, HostConfig};
 use towpath_fleet::workers::HostSettings;
 
 use crate::args::exit;
-use crate::cli::bus::{BusArgs, subject};
+use crate::cli::bus::{BusArgs, SUBJECT, subject};
 use crate::cli::log::LogOptions;
 use crate::cli::{fail, say};
 
@@ -29,7 +29,7 @@ Example:
   towpath mux 127.0.0.1:7007 --framing line --remote jobs --nats nats://bus.example:4222")]
 pub(crate) struct Worker {
     /// The subject of the multiplexors (`towpath mux --remote SUBJECT`)
-    #[arg(long, value_name = "SUBJECT", value_parser = subject)]
+    #[arg(long, value_name = "SUBJECT", group = SUBJECT, value_parser = subject)]
     subject: String,
 
     /// The worker's command; split into words as by a shell, and runs without a shell

@@ -381,6 +381,9 @@ fn a_side_that_is_alone_says_what_to_do() {
 
 #[test]
 fn wrong_subjects_and_servers_are_refused() {
+    let local = |more: &[&'static str]| {
+        [&["mux", "127.0.0.1:0", "--framing", "line", "--worker", "x"], more].concat()
+    };
     let rows = [
         (vec!["worker", "--subject", "jobs.*", "--exec", "x"], "a subject has words of letters"),
         (vec!["worker", "--subject", "jobs", "--exec", ""], "--exec has no command"),
@@ -391,6 +394,18 @@ fn wrong_subjects_and_servers_are_refused() {
             "a subject has words of letters",
         ),
         (vec!["mux", "127.0.0.1:0", "--framing", "line"], "--worker <COMMAND>"),
+        // Options without the one that they belong to.
+        (local(&["--nats", "nats://127.0.0.1"]), "--remote <SUBJECT>"),
+        (local(&["--nats-credentials", "f"]), "--remote <SUBJECT>"),
+        (local(&["--nats-tls"]), "--remote <SUBJECT>"),
+        (local(&["--nats-tls-ca", "f"]), "--remote <SUBJECT>"),
+        (local(&["--nats-tls-identity", "c,k"]), "--remote <SUBJECT>"),
+        (local(&["--nats-name", "f"]), "--remote <SUBJECT>"),
+        (local(&["--remote-workers", "2"]), "--remote <SUBJECT>"),
+        (
+            vec!["mux", "127.0.0.1:0", "--framing", "line", "--remote", "jobs", "--workers", "2"],
+            "--worker <COMMAND>",
+        ),
     ];
     for (args, expected) in rows {
         let output = towpath().args(&args).output().unwrap();
