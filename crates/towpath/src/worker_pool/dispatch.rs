@@ -13,6 +13,7 @@
 //! - If messages remain queued in the [`Mux`] while a worker is idle, dispatch runs again when the next busy
 //!   worker has made no progress for [`STUCK`] ([`Dispatcher::again`]).
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
@@ -53,9 +54,9 @@ impl Dispatcher {
     /// Orders the workers on other machines by their round trips.
     pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
         let first = slots.partition_point(|slot| !slot.is_away());
-        let attached = slots[first..].iter().filter(|slot| slot.is_attached()).count();
+        let current = is_current(&self.away, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
-        if attached == self.away.len() && (attached == 0 || !due) {
+        if current && (self.away.is_empty() || !due) {
             return;
         }
         self.compared = Some(now);
@@ -167,6 +168,11 @@ impl Dispatcher {
     }
 }
 
+/// Returns true if `away` has exactly the slots of `all` that are attached.
+fn is_current(away: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
+    away.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == away.len()
+}
+
 /// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
 const fn spread(processors: usize) -> usize {
     match processors {
@@ -184,6 +190,23 @@ mod tests {
     use super::super::connections::Connections;
     use super::super::worker_slot::tests::{ask, attach, learn};
     use super::*;
+
+    #[test]
+    fn another_remote_worker_is_found_though_their_number_is_the_same() {
+        // Rows: known slots, attached slots, whether they are the same.
+        let rows: [(&[usize], &[usize], bool); 7] = [
+            (&[], &[], true),
+            (&[], &[3], false),
+            (&[3], &[], false),
+            (&[3], &[3], true),
+            (&[3], &[4], false),
+            (&[4, 3], &[3, 4], true),
+            (&[4, 3], &[3, 5], false),
+        ];
+        for (known, attached, expected) in rows {
+            assert_eq!(is_current(known, 2..6, |at| attached.contains(&at)), expected, "{known:?} {attached:?}");
+        }
+    }
 
     #[test]
     fn short_messages_use_one_worker_until_it_is_stuck() {
