@@ -43,7 +43,7 @@ pub enum FrontEvent {
     },
     /// A line for the log.
     Warning(String),
-    /// The same, for what is usual.
+    /// An informational log line.
     Info(String),
 }
 

@@ -42,7 +42,7 @@ pub enum HostEvent {
     },
     /// A line for the log.
     Warning(String),
-    /// The same, for what is usual.
+    /// An informational log line.
     Info(String),
 }
 

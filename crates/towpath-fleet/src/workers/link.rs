@@ -1,6 +1,6 @@
 //! One session's records in both directions, in order and with a bounded number of bytes on their way.
 //!
-//! What: each direction is a stream of records, cut into numbered pieces of at most [`CHUNK`] bytes, whatever the records' lengths: short
+//! Each direction is a stream of records, cut into numbered pieces of at most [`CHUNK`] bytes, whatever the records' lengths: short
 //! records share a piece. A piece that is missing or comes twice ends the session. The sender has at most [`WINDOW`] bytes, and a piece, in
 //! records that the receiver has not taken.
 //!

@@ -1,6 +1,6 @@
 //! Workers of a multiplexor on other machines.
 //!
-//! What: a **front** (`towpath mux --remote`) has messages, a **worker host** (`towpath worker`) has programs. Both are clients of one NATS
+//! A **front** (`towpath mux --remote`) has messages, a **worker host** (`towpath worker`) has programs. Both are clients of one NATS
 //! server. [`Front`] and [`Host`] decide: messages and a time go in, messages and events come out. They have no IO and no clock. A session
 //! joins one worker slot of a front with one program of a host, and carries the frames of the front's ring to the program's ring and back
 //! ([`Link`]). To the multiplexor, a session is a local worker, so that redelivery, order, drain and events are those of local workers.

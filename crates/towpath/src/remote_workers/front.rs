@@ -324,7 +324,7 @@ impl FrontSide {
         while let Some(event) = self.front.poll_event() {
             match event {
                 FrontEvent::Attach { slot, who, events, parts, credit } => {
-                    // Losses are none: the frames of a multiplexor wait.
+                    // A multiplexor's ring drops no frames, so gaps are not reported.
                     let options =
                         Options { gaps: false, events, parts, ..Options::named(&who.replace(' ', "-")) };
                     self.attach(slot, who, options, credit);

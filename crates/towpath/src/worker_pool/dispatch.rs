@@ -1,6 +1,6 @@
 //! Dispatch: which worker gets the waiting messages.
 //!
-//! What: a message goes to an idle worker, in rotation. If all messages are short, waking a worker costs more
+//! A message goes to an idle worker, in rotation. If all messages are short, waking a worker costs more
 //! than processing them. Then the awake workers get them, and the number of workers woken for short messages
 //! is at most the number of CPUs minus one (at least 1).
 //!
