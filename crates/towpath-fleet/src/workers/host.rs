@@ -214,8 +214,10 @@ impl Host {
             known.workers[usize::from(of.worker)] = Some(session);
         }
         let who = format!("worker {} for {}", of.worker, front.name);
-        self.sessions
-            .insert(session, Session { front: front.clone(), of, ready: None, over: None, link: Link::default() });
+        self.sessions.insert(
+            session,
+            Session { front: front.clone(), of, ready: None, over: None, link: Link::default() },
+        );
         self.stats.sessions += 1;
         self.events.push_back(HostEvent::Start { session, who });
     }
@@ -266,7 +268,9 @@ impl Host {
 
     /// Ends the session if its program has ended and all that it has answered is sent.
     fn end_sent(&mut self, session: u64) {
-        let Some(found) = self.sessions.get_mut(&session).filter(|found| found.link.is_sent()) else { return };
+        let Some(found) = self.sessions.get_mut(&session).filter(|found| found.link.is_sent()) else {
+            return;
+        };
         if let Some(why) = found.over.take() {
             self.end(session, why);
         }

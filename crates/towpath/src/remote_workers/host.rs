@@ -242,7 +242,9 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         let Some(running) = self.programs.get_mut(&session) else { return };
         if let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(session)) {
             // What it has answered before counts.
-            running.served |= from_program(channel, link, &mut running.released, time(self.start, now).as_nanos()).completed;
+            running.served |=
+                from_program(channel, link, &mut running.released, time(self.start, now).as_nanos())
+                    .completed;
         }
         let (served, who) = (running.served, running.who.clone());
         tracing::warn!("{who}: {why}");
@@ -563,11 +565,24 @@ mod tests {
         side.message("host.h.f", &message(2, &[0; 8]), false);
         let open = |session: u8| message(4, &[0, 0, 0, 0, session, 0, 0, 0]);
         // Rows: milliseconds since the start, the session that is opened, programs that run, programs that were started.
-        let rows = [(0, 1, 1, 1), (1, 2, 1, 2), (2, 3, 0, 2), (50, 4, 0, 2), (102, 5, 1, 3), (103, 6, 0, 3), (302, 7, 0, 3), (303, 8, 1, 4)];
+        let rows = [
+            (0, 1, 1, 1),
+            (1, 2, 1, 2),
+            (2, 3, 0, 2),
+            (50, 4, 0, 2),
+            (102, 5, 1, 3),
+            (103, 6, 0, 3),
+            (302, 7, 0, 3),
+            (303, 8, 1, 4),
+        ];
         for (millis, session, running, started) in rows {
             side.message("host.h.f", &open(session), false);
             side.handle_events(start + Duration::from_millis(millis));
-            assert_eq!((side.programs.len(), side.programs.len() + side.gone.len()), (running, started), "at {millis} ms");
+            assert_eq!(
+                (side.programs.len(), side.programs.len() + side.gone.len()),
+                (running, started),
+                "at {millis} ms"
+            );
         }
         // One that is ended later does not count.
         side.message("host.h.f", &open(9), false);
@@ -582,8 +597,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker.sock");
         let mut endpoint = Endpoint::bind(&path, worker_ring()).unwrap();
-        let attach = std::thread::spawn(move || Consumer::attach_with(&path, &Options::named("test")).unwrap());
-        let mut channel = std::iter::repeat_with(|| endpoint.accept().unwrap()).find_map(|channel| channel).unwrap();
+        let attach =
+            std::thread::spawn(move || Consumer::attach_with(&path, &Options::named("test")).unwrap());
+        let mut channel =
+            std::iter::repeat_with(|| endpoint.accept().unwrap()).find_map(|channel| channel).unwrap();
         let mut consumer = attach.join().unwrap();
         let (mut link, mut released) = (Link::default(), Vec::new());
         channel.send(b"question", &meta(&towpath_fleet::workers::Record::default())).unwrap();
@@ -596,7 +613,13 @@ mod tests {
         assert_eq!(wrote, Wrote { any: true, completed: false });
         consumer.verdict(frame, Verdict::Pass);
         consumer.flush();
-        assert_eq!(from_program(&mut channel, &mut link, &mut released, 2), Wrote { any: true, completed: true });
-        assert_eq!(from_program(&mut channel, &mut link, &mut released, 3), Wrote { any: false, completed: false });
+        assert_eq!(
+            from_program(&mut channel, &mut link, &mut released, 2),
+            Wrote { any: true, completed: true }
+        );
+        assert_eq!(
+            from_program(&mut channel, &mut link, &mut released, 3),
+            Wrote { any: false, completed: false }
+        );
     }
 }

@@ -204,7 +204,11 @@ mod tests {
             (&[4, 3], &[3, 5], false),
         ];
         for (known, attached, expected) in rows {
-            assert_eq!(is_current(known, 2..6, |at| attached.contains(&at)), expected, "{known:?} {attached:?}");
+            assert_eq!(
+                is_current(known, 2..6, |at| attached.contains(&at)),
+                expected,
+                "{known:?} {attached:?}"
+            );
         }
     }
 
