@@ -48,7 +48,7 @@ impl Supervisor {
             }
             if !draining && begun.elapsed() >= EXPORT {
                 // Every packet is decided. The other process exports its own.
-                (self.ipfix, self.events, self.fleet) = (None, None, None);
+                (self.ipfix, self.events, self.fleet, self.group) = (None, None, None, None);
             }
             self.print_log();
             let stop = PollFd::new(&self.stop, PollFlags::IN);
