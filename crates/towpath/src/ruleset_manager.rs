@@ -304,6 +304,7 @@ impl RulesetManager {
         refuse_looks(text)?;
         let now = self.clock.now();
         let mut book = self.book();
+        book.refuse_group_tables(text)?;
         if let Some(changed) = book.ruleset.change_entries("command", text) {
             let names = changed?;
             let Book { gate, ruleset, .. } = &mut *book;
@@ -337,6 +338,7 @@ impl RulesetManager {
         refuse_looks(text)?;
         let now = self.clock.now();
         let book = self.book();
+        book.refuse_group_tables(text)?;
         let (ruleset, warnings) = book.read(text)?;
         Ok(Done { diff: book.gate.preview(&ruleset, book.policy(), now), warnings })
     }
@@ -473,6 +475,19 @@ impl RulesetManager {
     /// # Errors
     /// All errors of the text, or the reason why the table cannot be loaded.
     pub fn load_table(
+        &self,
+        name: &str,
+        file: &str,
+        text: &str,
+        quiet: bool,
+        check: bool,
+    ) -> Result<Done, Vec<Diagnostic>> {
+        self.book().refuse_group_tables(&format!("table {name} load"))?;
+        self.load_entries(name, file, text, quiet, check)
+    }
+
+    /// [`load_table`](Self::load_table), also for a table of a group.
+    fn load_entries(
         &self,
         name: &str,
         file: &str,

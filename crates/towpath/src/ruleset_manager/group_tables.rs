@@ -5,7 +5,7 @@ use std::fmt::Write;
 use towpath_gate::rules::table::{Listing, Table};
 use towpath_gate::rules::{Diagnostic, Ruleset};
 
-use super::{Book, RulesetManager};
+use super::{Book, RulesetManager, words};
 
 /// The file name in errors.
 const NAME: &str = "entries";
@@ -21,6 +21,34 @@ impl Book {
                 ruleset.set_table(name, now.clone());
             }
         }
+    }
+
+    /// Refuses commands that change a table of the group at this gate alone.
+    pub(super) fn refuse_group_tables(&self, text: &str) -> Result<(), Vec<Diagnostic>> {
+        let refused = |(line, number): (&str, u32)| {
+            let mut words = words(line);
+            let (Some("table"), Some(name), how, with) =
+                (words.next(), words.next(), words.next(), words.next())
+            else {
+                return None;
+            };
+            // `table A swap B` changes both; `table all flush` changes each one.
+            let swapped = with.filter(|_| how == Some("swap"));
+            let changed = |own: &&String| *own == name || name == "all" || swapped == Some(own);
+            let name = self.group_tables.iter().find(changed)?;
+            let column = line.find("table").map_or(1, |at| line[..at].chars().count() as u32 + 1);
+            Some(Diagnostic {
+                file: "command".into(),
+                line: number,
+                column,
+                end: column + "table".len() as u32,
+                message: format!("the entries of {name} come from the group"),
+                hint: Some(format!("use `towpath ctl fleet table {name}`")),
+                no_such_rule: false,
+            })
+        };
+        let found: Vec<Diagnostic> = text.lines().zip(1..).filter_map(refused).collect();
+        if found.is_empty() { Ok(()) } else { Err(found) }
     }
 }
 
@@ -48,6 +76,14 @@ impl RulesetManager {
         }
     }
 
+    /// Checks lines of `file` that replace all entries of a table.
+    ///
+    /// # Errors
+    /// All errors of the lines, or why the table cannot be loaded.
+    pub fn check_group_load(&self, table: &str, file: &str, lines: &str) -> Result<(), Vec<Diagnostic>> {
+        self.load_entries(table, file, lines, true, true).map(|_| ())
+    }
+
     /// Adds and deletes entries of a table of the group. Returns the number of lines that were refused.
     pub fn change_group_entries(&self, table: &str, lines: &str) -> u64 {
         let mut book = self.book();
@@ -71,7 +107,7 @@ impl RulesetManager {
     /// # Errors
     /// All errors of the lines, or why the table cannot be loaded.
     pub fn load_group_entries(&self, table: &str, lines: &str) -> Result<(), Vec<Diagnostic>> {
-        self.load_table(table, NAME, lines, true, false)?;
+        self.load_entries(table, NAME, lines, true, false)?;
         self.book().group_tables.insert(table.to_owned());
         Ok(())
     }

@@ -526,3 +526,33 @@ fn tables_and_settings() {
     assert!(book.settings().contains(&("dyn_max", 9)));
     assert!(book.set("dyn_count", 9).is_err());
 }
+
+#[test]
+fn a_table_of_a_group_is_changed_by_the_group_only() {
+    let book = book("table t create type addr\ntable own create type addr\n");
+    book.command("table t add 10.0.0.1").unwrap();
+    book.load_group_entries("t", "10.0.0.2\n").unwrap();
+    let commands = [
+        "table t add 10.0.0.3",
+        "-q table t delete 10.0.0.2",
+        "table t flush",
+        "table t destroy",
+        "table own swap t",
+        "table own add 10.0.0.4\ntable t add 10.0.0.4",
+    ];
+    for command in commands {
+        let errors = book.command(command).unwrap_err();
+        assert!(errors[0].message.contains("entries of t come from the group"), "{command}: {}", errors[0]);
+        assert_eq!(book.preview(command).unwrap_err().len(), 1, "{command}");
+    }
+    for check in [false, true] {
+        assert!(book.load_table("t", "f", "1.1.1.1", false, check).is_err());
+    }
+    assert_eq!(book.entry_lines("t").unwrap().lines().count(), 1);
+    // Other tables are this gate's, and the group may change its own.
+    book.command("table own add 10.0.0.4").unwrap();
+    book.check_group_load("t", "f", "10.0.0.5").unwrap();
+    book.check_group_entries("t", "add 10.0.0.5").unwrap();
+    assert_eq!(book.change_group_entries("t", "add 10.0.0.5"), 0);
+    assert_eq!(book.entry_lines("t").unwrap().lines().count(), 2);
+}

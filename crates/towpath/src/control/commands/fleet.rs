@@ -161,7 +161,7 @@ fn change(body: Value, context: &Context<'_>) -> Handled {
     let ruleset = context.ruleset()?;
     asked(desk.ask(match load {
         Some(file) => {
-            ruleset.load_table(&table, &file, &lines, true, true).map_err(|found| {
+            ruleset.check_group_load(&table, &file, &lines).map_err(|found| {
                 let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
                 invalid(lines.join("\n"))
             })?;
