@@ -47,6 +47,9 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(3);
 const OUTBOUND: usize = 256;
 const INBOUND: usize = 1024;
 
+/// Messages of one subscription that wait in the client while the caller is busy. The client drops others, which is a gap.
+pub(crate) const WAITING: usize = 65_536;
+
 /// Time and bytes of the stream.
 const STREAM_AGE: Duration = Duration::from_secs(60);
 const STREAM_BYTES: i64 = 256 << 20;
@@ -315,7 +318,7 @@ fn sender(message: &Message) -> String {
 /// One connection, until it ends.
 async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, caller: &Caller) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(&config.server, &config.gate, events).await {
+    let client = match connect(&config.server, &config.gate, WAITING, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };
@@ -328,6 +331,7 @@ async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, calle
 pub(crate) async fn connect(
     config: &ServerConfig,
     name: &str,
+    waiting: usize,
     events: mpsc::Sender<Event>,
 ) -> Result<Client, SessionError> {
     let mut options = ConnectOptions::new()
@@ -338,6 +342,7 @@ pub(crate) async fn connect(
         .no_echo()
         // A session is one connection.
         .max_reconnects(1)
+        .subscription_capacity(waiting)
         .event_callback(move |event| {
             let events = events.clone();
             async move {

@@ -30,6 +30,11 @@ use crate::group::{CONTENT_MAX, GroupOutput, WriteError};
 const OUTBOUND: usize = 64;
 const INBOUND: usize = 64;
 
+/// Messages of one subscription that wait in the client while the caller checks a version. A message has up to 1 MiB, so that a peer could
+/// fill gigabytes with more of them. The client drops others: a status is sent again, and a question without an answer is refused. Messages
+/// of consumers are asked for in smaller batches, and none of them is dropped.
+const WAITING: usize = 256;
+
 /// Revisions of the value that the bucket keeps, and its bytes.
 const HISTORY: i64 = 16;
 const BUCKET_BYTES: i64 = 32 << 20;
@@ -122,7 +127,7 @@ async fn session(
     caller: &Caller,
 ) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(&config.server, &config.gate, events).await {
+    let client = match connect(&config.server, &config.gate, WAITING, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };
