@@ -173,6 +173,8 @@ struct Held {
     base: u64,
     /// A load that began before this message is dropped: the stream may have forgotten its first parts.
     loads_from: u64,
+    /// The gate that published the last change.
+    from: String,
     /// The rules of this gate have no such table, or one of another type.
     missing: bool,
 }
@@ -322,6 +324,9 @@ impl Tables {
         match message {
             Message::Change(lines) => {
                 held.changed += lines.len();
+                if held.from != from {
+                    from.clone_into(&mut held.from);
+                }
                 self.stats.entries += lines.lines().count() as u64;
                 self.stats.refused += entries.change(table, lines);
                 if !self.caught_up && held.log_bytes + lines.len() <= LOG_MAX {
@@ -417,17 +422,28 @@ impl Tables {
         }
     }
 
-    /// A table whose changes are worth a snapshot, and the number of the last message that it has.
-    pub fn poll_compaction(&mut self) -> Option<(String, u64)> {
+    /// A table whose changes are worth a snapshot, and the number of the last message that it has. The gate that published the last change
+    /// makes the snapshot: it has the permission to publish entries of the table.
+    pub fn poll_compaction(&mut self, gate: &str) -> Option<(String, u64)> {
         if !self.caught_up {
             return None;
         }
         // A snapshot makes the stream forget the first parts of a load whose last one has not come. It does not wait for one for ever.
         let loading = |name: &str| self.loads.iter().any(|load| load.table == name);
         let worth = |name: &str, changed| changed > COMPACT && (changed > LONGEST_WAIT || !loading(name));
-        let (name, held) = self.tables.iter_mut().find(|(name, held)| worth(name, held.changed))?;
+        let (name, held) =
+            self.tables.iter_mut().find(|(name, held)| held.from == gate && worth(name, held.changed))?;
         held.changed = 0;
         Some((name.clone(), self.seq))
+    }
+}
+
+impl Tables {
+    /// Returns true, and counts it, if `lines` are too long for a load or snapshot: every gate would drop it.
+    pub fn too_long(&mut self, lines: &str) -> bool {
+        let long = lines.len() > LOAD_MAX;
+        self.stats.loads_incomplete += u64::from(long);
+        long
     }
 }
 

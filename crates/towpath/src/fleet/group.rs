@@ -353,8 +353,7 @@ impl Member {
         }
         // Tables are those of the rules: the version comes first.
         let follow = if self.known { self.tables.poll_follow() } else { None };
-        let first = || self.group.in_touch(now).all(|other| *self.gate < *other);
-        follow.or_else(|| self.tables.poll_snapshot(first()))
+        follow.or_else(|| self.tables.poll_snapshot(&self.gate))
     }
 
     fn take(&mut self, incoming: bus::GroupIncoming) {

@@ -261,19 +261,19 @@ fn a_load_that_is_not_complete_is_not_cut_by_a_snapshot() {
     }
     let load = long_load(1);
     tables.message(20, ("T", "b"), &load.messages[0], 0, &mut maps);
-    assert_eq!(tables.poll_compaction(), None);
+    assert_eq!(tables.poll_compaction("a"), None);
     tables.message(21, ("T", "b"), &load.messages[1], 0, &mut maps);
-    assert_eq!((tables.poll_compaction(), tables.stats().loads), (None, 1));
+    assert_eq!((tables.poll_compaction("a"), tables.stats().loads), (None, 1));
     tables.message(22, ("T", "b"), &load.messages[0], 0, &mut maps);
     for seq in 23..40 {
         tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
     }
-    assert_eq!(tables.poll_compaction(), None);
+    assert_eq!(tables.poll_compaction("a"), None);
     // The gate that loads has gone.
     for seq in 40..60 {
         tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
     }
-    assert_eq!(tables.poll_compaction(), Some(("T".to_owned(), 59)));
+    assert_eq!(tables.poll_compaction("a"), Some(("T".to_owned(), 59)));
     // After the snapshot, its last part is dropped here as well as at gates that join.
     tables.message(60, ("T", "a"), &snapshot("T", 59, "1 2").messages[0], 0, &mut maps);
     tables.message(61, ("T", "b"), &load.messages[1], 0, &mut maps);
@@ -331,7 +331,8 @@ fn many_changes_are_worth_a_snapshot() {
     let lines = "add 1 2\n".repeat(LINES_MAX / 8);
     for seq in 1..20 {
         tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
-        if let Some((table, upto)) = tables.poll_compaction() {
+        assert_eq!(tables.poll_compaction("b"), None);
+        if let Some((table, upto)) = tables.poll_compaction("a") {
             assert_eq!((&*table, upto), ("T", seq));
             return;
         }

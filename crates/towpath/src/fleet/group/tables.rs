@@ -184,13 +184,16 @@ impl GroupTables {
         Some(GroupDone::Entries)
     }
 
-    /// Publishes a snapshot of a table with many changes. One gate of the group does that.
-    pub(super) fn poll_snapshot(&mut self, chosen: bool) -> Option<GroupOutput> {
-        if !chosen || !self.connected || self.publishing != Publishing::Nothing {
+    /// Publishes a snapshot of a table with many changes, the last of which comes from this gate.
+    pub(super) fn poll_snapshot(&mut self, gate: &str) -> Option<GroupOutput> {
+        if !self.connected || self.publishing != Publishing::Nothing {
             return None;
         }
-        let (table, upto) = self.tables.poll_compaction()?;
+        let (table, upto) = self.tables.poll_compaction(gate)?;
         let lines = self.rules.0.entry_lines(&table)?;
+        if self.tables.too_long(&lines) {
+            return None;
+        }
         self.publishing = Publishing::Snapshot;
         let publication: Publication = tables::snapshot(&table, upto, &lines);
         Some(GroupOutput::Entries(publication))
