@@ -20,6 +20,7 @@ pub use self::content::{CONTENT_MAX, Content, ContentError, Part};
 use self::message::{Message, MessageError, printable};
 pub use self::stats::{GroupStats, TableStats};
 use crate::MAX_PEERS;
+use crate::workers::is_name;
 
 mod content;
 mod message;
@@ -313,6 +314,10 @@ impl Group {
 
     /// A message of the gate `from`.
     pub fn message(&mut self, from: &str, bytes: &[u8], local: &mut dyn Local, now: Time) {
+        // A name is shown to users.
+        if !is_name(from) {
+            return self.stats.messages_malformed += 1;
+        }
         let (message, incarnation) = match Message::decode(bytes) {
             Ok(read) => read,
             Err(MessageError::Malformed) => return self.stats.messages_malformed += 1,

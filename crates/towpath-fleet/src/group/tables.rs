@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::stats::TableStats;
+use crate::workers::is_name;
 
 const MAGIC: &[u8; 4] = b"TWGT";
 
@@ -311,7 +312,9 @@ impl Tables {
     }
 
     fn take(&mut self, seq: u64, table: &str, from: &str, bytes: &[u8], entries: &mut dyn Entries) {
-        let Some(message) = decode(bytes) else { return self.stats.messages_malformed += 1 };
+        // Names are shown to users.
+        let message = decode(bytes).filter(|_| is_name(table) && is_name(from));
+        let Some(message) = message else { return self.stats.messages_malformed += 1 };
         if !self.tables.contains_key(table) {
             if self.tables.len() >= TABLES {
                 return self.stats.messages_tables += 1;

@@ -262,7 +262,10 @@ fn hostile_messages_are_bounded_and_counted() {
     );
     group.message("x1", b"TWGM", rules, now);
     group.message("x1", &[], rules, now);
-    assert_eq!(group.stats.messages_malformed, 2);
+    for name in ["", "x\u{1b}[2J", &"x".repeat(65)] {
+        group.message(name, &Message::Answer { apply: 1, refused: None }.encode(1), rules, now);
+    }
+    assert_eq!(group.stats.messages_malformed, 5);
     let bytes = content("one").encode().unwrap();
     for apply in 0..10 {
         group.message("x1", &Message::Prepare { apply, content: &bytes }.encode(1), rules, now);

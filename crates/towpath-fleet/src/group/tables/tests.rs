@@ -196,6 +196,9 @@ fn loads_are_complete_or_refused() {
         tables.message(seq + 1000 + table, (&table.to_string(), "a"), &change[0], 0, &mut maps);
     }
     assert_eq!((tables.tables.len(), tables.stats().messages_tables), (TABLES, 1001 - TABLES as u64));
+    tables.message(seq + 2000, ("\u{1b}[2J", "a"), &change("T", "add 1").messages[0], 0, &mut maps);
+    tables.message(seq + 2001, ("T", "\u{1b}"), &change("T", "add 1").messages[0], 0, &mut maps);
+    assert_eq!(tables.stats().messages_malformed, 2);
 }
 
 #[test]

@@ -153,9 +153,8 @@ fn change(body: Value, context: &Context<'_>) -> Handled {
     let ChangeTable { table, lines, load } = parse(body)?;
     let desk = desk(context)?;
     let invalid = |message: String| Refusal::new(Code::Invalid, message);
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if table.is_empty() || !table.chars().all(fits) {
-        let hint = "a table of a group has a name of letters, digits, `-` and `_`: it is a word of subjects";
+    if !towpath_fleet::workers::is_name(&table) {
+        let hint = "a table of a group has a name of at most 64 letters, digits, `-` and `_`: it is a word of subjects";
         return Err(invalid(hint.to_owned()));
     }
     let ruleset = context.ruleset()?;
