@@ -4,6 +4,7 @@
 //! replaced as by a reload, under a lock that a reload of this gate's own files takes too. A version that was applied is kept in a file, with
 //! which the next engine begins.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -39,6 +40,9 @@ const MESSAGES: usize = 64;
 
 /// Interval at which `towpath ctl show fleet` is updated.
 const SHOW: Duration = Duration::from_millis(100);
+
+/// Problems that are logged in one session.
+const TOLD: usize = 64;
 
 /// Lines of errors that are sent to the gate that asks.
 const LINES: usize = 20;
@@ -247,6 +251,7 @@ impl GroupThread {
             unsent: None,
             entries: None,
             problem: None,
+            told: BTreeSet::new(),
             shows: begun,
             shown,
         };
@@ -291,6 +296,8 @@ struct Member {
     /// A change of a client.
     entries: Option<GroupOutput>,
     problem: Option<String>,
+    /// Problems of this session that are in the log.
+    told: BTreeSet<String>,
     shows: Instant,
     shown: EndpointCounters,
 }
@@ -361,6 +368,7 @@ impl Member {
         match incoming {
             bus::GroupIncoming::Connected(server, most) => {
                 log::info!("fleet: the configuration comes from {server}");
+                self.told.clear();
                 self.group.connect(most, now);
                 self.tables.connect();
             }
@@ -394,7 +402,10 @@ impl Member {
                 ));
             }
             bus::GroupIncoming::Written(written) => self.group.written(written, now),
-            bus::GroupIncoming::TablesOpen(last) => self.tables.open(last),
+            bus::GroupIncoming::TablesOpen(last) => {
+                self.problem = None;
+                self.tables.open(last);
+            }
             bus::GroupIncoming::NothingFollows(epoch) => self.tables.nothing_follows(epoch),
             bus::GroupIncoming::Entries { epoch, seq, pending, table, from, bytes } => {
                 let names = (&*table, &*from);
@@ -415,9 +426,10 @@ impl Member {
         }
     }
 
-    /// Logs a problem once for each reason: the client tries again every second.
+    /// Logs a problem once for each reason and session: the client tries again every second.
     fn tell(&mut self, problem: String) {
-        if self.problem.as_ref() != Some(&problem) {
+        // `ctl show fleet` shows the last one in any case.
+        if self.told.len() < TOLD && self.told.insert(problem.clone()) {
             log::warn!("fleet: {problem}");
         }
         self.problem = Some(problem);
