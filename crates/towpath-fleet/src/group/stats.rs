@@ -19,6 +19,8 @@ metrics! {
         pub checks: counter events,
         /// Versions of another gate that this one refused.
         pub checks_refused: counter events,
+        /// Messages about the configuration that were not sent: too many waited for the server.
+        pub not_sent: counter messages,
         /// Messages about the configuration that were refused, by reason: malformed.
         pub messages_malformed: counter messages as "messages_refused": "Messages about the configuration that were refused, by reason." (reason = "malformed"),
         /// Messages about the configuration that were refused, by reason: only newer versions can read them.

@@ -270,7 +270,13 @@ fn hostile_messages_are_bounded_and_counted() {
     for apply in 0..10 {
         group.message("x1", &Message::Prepare { apply, content: &bytes }.encode(1), rules, now);
     }
-    assert_eq!((group.stats.checks, group.stats.checks_refused), (10, 10 - u64::from(CHECKS)));
+    let checks = u64::from(CHECKS);
+    assert_eq!((group.stats.checks, group.stats.checks_refused), (checks, 10 - checks));
+    // Answers that the bus does not take are bounded.
+    for apply in 0..1000 {
+        group.message("x1", &Message::Prepare { apply, content: &bytes }.encode(1), rules, now);
+    }
+    assert_eq!((group.outputs.len(), group.stats.not_sent), (OUTPUTS, 1010 - OUTPUTS as u64));
     // A damaged version is refused, and the gate keeps what it has.
     group.current(9, b"towpath-group 1\nconfig", rules, now);
     assert_eq!((group.version(), group.failed.as_ref().map(|(version, _)| *version)), (0, Some(9)));

@@ -117,6 +117,7 @@ impl GroupRules {
     fn replace(&self, version: u64, content: &Content, states: Option<StatePolicy>) -> Result<(), String> {
         let mut held = self.hold();
         let (config, rules) = over(&held.local, content).map_err(|found| lines(&found))?;
+        rules.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let policy = states.unwrap_or(config.reload);
         let diff =
             self.ruleset.replace(rules.ruleset, None, config.default_allow, policy, Some(settings(&config)));
@@ -391,6 +392,9 @@ impl Member {
             }
             bus::GroupIncoming::Current(version, bytes) => {
                 (self.problem, self.known) = (None, true);
+                if let Err(error) = Content::decode(&bytes) {
+                    tracing::warn!("version {version} of the group is not applied: {error}");
+                }
                 self.group.current(version, &bytes, &mut self.rules, now);
                 self.tables.rules_changed();
             }
