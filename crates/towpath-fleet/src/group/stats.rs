@@ -22,15 +22,15 @@ metrics! {
         /// Messages about the configuration that were not sent: too many waited for the server.
         pub not_sent: counter messages,
         /// Messages about the configuration that were refused, by reason: malformed.
-        pub messages_malformed: counter messages as "messages_refused": "Messages about the configuration that were refused, by reason." (reason = "malformed"),
+        pub messages_malformed: counter messages as "refused": "Messages about the configuration that were refused, by reason." (reason = "malformed"),
         /// Messages about the configuration that were refused, by reason: only newer versions can read them.
-        pub messages_version: counter messages as "messages_refused" (reason = "version"),
+        pub messages_version: counter messages as "refused" (reason = "version"),
         /// Messages about the configuration that were refused, by reason: too many gates.
-        pub messages_peers: counter messages as "messages_refused" (reason = "peers"),
+        pub messages_peers: counter messages as "refused" (reason = "peers"),
         /// Messages about the configuration that were refused, by reason: another gate has the name of this one.
-        pub messages_own_name: counter messages as "messages_refused" (reason = "own_name"),
+        pub messages_own_name: counter messages as "refused" (reason = "own_name"),
         /// Messages about the configuration that were refused, by reason: the server sent a copy of a message.
-        pub messages_republished: counter messages as "messages_refused" (reason = "republished"),
+        pub messages_republished: counter messages as "refused" (reason = "republished"),
     }
 }
 
@@ -56,10 +56,10 @@ metrics! {
         /// Loads and snapshots of which a part was missing, or which were too long.
         pub loads_incomplete: counter events,
         /// Messages of the stream that were refused, by reason: malformed.
-        pub messages_malformed: counter messages as "messages_refused": "Messages of the stream that were refused, by reason." (reason = "malformed"),
+        pub messages_malformed: counter messages as "refused": "Messages of the stream that were refused, by reason." (reason = "malformed"),
         /// Messages of the stream that were refused, by reason: too many tables.
-        pub messages_tables: counter messages as "messages_refused" (reason = "tables"),
+        pub messages_tables: counter messages as "refused" (reason = "tables"),
         /// Messages of the stream that were refused, by reason: the server sent a copy of another message.
-        pub messages_republished: counter messages as "messages_refused" (reason = "republished"),
+        pub messages_republished: counter messages as "refused" (reason = "republished"),
     }
 }
