@@ -589,7 +589,9 @@ mod tests {
         side.handle_events(start + Duration::from_secs(2));
         assert_eq!(side.programs.len(), 1);
         let sessions: Vec<u64> = side.programs.keys().copied().collect();
-        sessions.into_iter().for_each(|session| drop(side.stop(session, true, start)));
+        for session in sessions {
+            side.stop(session, true, start);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Workers of a multiplexor on other machines: the rings of both sides.
 //!
-//! What: [`RemoteFront`] is a starter of worker processes for a [`WorkerPool`](crate::worker_pool::WorkerPool). A worker that it starts is a
+//! [`RemoteFront`] is a starter of worker processes for a [`WorkerPool`](crate::worker_pool::WorkerPool). A worker that it starts is a
 //! client of the pool's ring in this process, whose frames go to a worker host and back. [`serve`] is the worker host: it starts programs with a
 //! ring, as a pool does, and passes the frames of fronts on. [`towpath_fleet::workers`] decides; here are the rings, the processes and the
 //! clock. Each side has one thread, which also is the client of NATS ([`towpath_fleet::worker_bus`]).
