@@ -1,6 +1,7 @@
 //! Drop reasons of packets that the kernel or a limit of the engine refuses: those that `losses.rs` and `drop_reasons.rs` do not produce.
 
 use std::process::Command;
+use std::time::Duration;
 
 use towpath_engine::DropReason;
 use towpath_port::netns::{Host, ip, settled, until, veth, within};
@@ -182,19 +183,37 @@ fn packets_without_room_are_reported_by_reason() {
     });
 }
 
+/// Replacements at once: more than the share of the queue, less than the ring of the inspector.
+const REPLACED: u32 = 16;
+
+/// After this time without a packet, the inspector has all.
+const SILENCE: Duration = Duration::from_millis(100);
+
 /// An inspector replaces packets of a flow by long ones. They wait for an earlier packet, until its share has no room.
 fn without_share(left: &Host, engine: &Engine, directory: &std::path::Path) {
     let mut consumer = Consumer::attach(directory.join("q1.sock")).unwrap();
     until(|| engine.json("show queues --json")["queues"][0]["inspectors"] == 1);
-    send(left, vec![datagram([10, 8, 0, 1], (9, 2015), 20); 30]);
-    let earlier = consumer.recv().unwrap().unwrap();
     let long = datagram([10, 8, 0, 1], (9, 2015), 60_000);
-    for _ in 0..29 {
-        let frame = consumer.recv().unwrap().unwrap();
-        consumer.replace(frame, &long).unwrap();
-    }
-    consumer.flush();
-    until(|| dropped(engine, "replace_limit") > 0);
-    consumer.verdict(earlier, towpath_ring::Verdict::Pass);
-    consumer.flush();
+    until(|| {
+        send(left, vec![datagram([10, 8, 0, 1], (9, 2015), 20); 30]);
+        // Fewer may have found room.
+        let (mut earlier, mut replaced) = (None, 0);
+        while let Some(frame) = consumer.recv_timeout(SILENCE).unwrap() {
+            match earlier {
+                None => earlier = Some(frame),
+                // The ring towards the engine has room for these; it is released in order.
+                Some(_) if replaced < REPLACED => {
+                    consumer.replace(frame, &long).unwrap();
+                    replaced += 1;
+                }
+                Some(_) => consumer.verdict(frame, towpath_ring::Verdict::Pass),
+            }
+        }
+        let limited = dropped(engine, "replace_limit") > 0;
+        if let Some(earlier) = earlier {
+            consumer.verdict(earlier, towpath_ring::Verdict::Pass);
+        }
+        consumer.flush();
+        limited
+    });
 }
