@@ -238,7 +238,7 @@ fn a_gate_that_has_just_joined_waits_until_it_knows_the_others() {
     let mut world = World::new(1);
     world.join(None);
     world.gates[0].1.refuses = "wan9";
-    // Nobody has been heard yet.
+    // No gate has been heard yet.
     world.propose(1, "wan9").unwrap();
     world.run(1);
     assert!(world.gates[1].0.is_applying());

@@ -10,11 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use towpath_wire::Time;
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, check_memory};
 use super::message::{ALL, Body, Message, NotRead, Of};
-use super::{
-    HEARTBEAT, MAX_CREDIT, MAX_PEERS, MAX_WORKERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats, is_name,
-};
+use super::{HEARTBEAT, MAX_CREDIT, MAX_PEERS, MAX_WORKERS, Outgoing, Peer, SILENCE, WorkerStats, is_name};
 
 /// What the caller does.
 #[derive(Debug)]
@@ -24,7 +22,7 @@ pub enum FrontEvent {
         /// The slot.
         slot: u32,
         /// Worker and host, for people.
-        who: String,
+        name: String,
         /// The program wants events of connections.
         events: bool,
         /// The program takes messages in parts.
@@ -182,8 +180,8 @@ impl Front {
                 };
                 session.ready = true;
                 self.stats.sessions += 1;
-                let who = format!("worker {} of {}", of.worker, host.name);
-                self.events.push_back(FrontEvent::Attach { slot, who, events, parts, credit });
+                let name = format!("worker {} of {}", of.worker, host.name);
+                self.events.push_back(FrontEvent::Attach { slot, name, events, parts, credit });
             }
             Body::Data { of, number, taken, bytes } => self.data(&host, of, (number, taken, &bytes)),
             Body::Gone { of, text } => {
@@ -243,18 +241,11 @@ impl Front {
 
     fn data(&mut self, host: &Peer, of: Of, (number, taken, bytes): (u32, u64, &[u8])) {
         let Some(slot) = self.slot(host, of) else { return self.not_known(host, of) };
-        let waiting: usize = self
-            .sessions
-            .values()
-            .filter(|session| session.host == *host)
-            .map(|session| session.link.bytes())
-            .sum();
+        let links =
+            self.sessions.values().filter(|session| session.host == *host).map(|session| &session.link);
+        let memory = check_memory(links, bytes);
         let Some(session) = self.sessions.get_mut(&slot) else { return };
-        // A message without bytes only acknowledges: it frees memory.
-        let received = match !bytes.is_empty() && waiting + bytes.len() > PEER_BYTES {
-            true => Err(LinkError::Memory),
-            false => session.link.receive(number, taken, bytes),
-        };
+        let received = memory.and_then(|()| session.link.receive(number, taken, bytes));
         if let Err(error) = received {
             self.fail(slot, error);
         }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use towpath_wire::Time;
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, check_memory};
 use super::message::{ALL, Body, Message, NotRead, Of};
-use super::{HEARTBEAT, MAX_PEERS, Outgoing, PEER_BYTES, Peer, SILENCE, WorkerStats, is_name};
+use super::{HEARTBEAT, MAX_PEERS, Outgoing, Peer, SILENCE, WorkerStats, is_name};
 
 /// What a host offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum HostEvent {
         /// The session.
         session: u64,
         /// The worker's number and the front, for people.
-        who: String,
+        name: String,
     },
     /// End the program of this session.
     Stop {
@@ -213,29 +213,22 @@ impl Host {
         if let Some(known) = self.fronts.get_mut(front) {
             known.workers[usize::from(of.worker)] = Some(session);
         }
-        let who = format!("worker {} for {}", of.worker, front.name);
+        let name = format!("worker {} for {}", of.worker, front.name);
         self.sessions.insert(
             session,
             Session { front: front.clone(), of, ready: None, over: None, link: Link::default() },
         );
         self.stats.sessions += 1;
-        self.events.push_back(HostEvent::Start { session, who });
+        self.events.push_back(HostEvent::Start { session, name });
     }
 
     fn data(&mut self, at: u64, (number, taken, bytes): (u32, u64, &[u8])) {
         let Some(front) = self.sessions.get(&at).map(|session| session.front.clone()) else { return };
-        let waiting: usize = self
-            .sessions
-            .values()
-            .filter(|session| session.front == front)
-            .map(|session| session.link.bytes())
-            .sum();
+        let links =
+            self.sessions.values().filter(|session| session.front == front).map(|session| &session.link);
+        let memory = check_memory(links, bytes);
         let Some(session) = self.sessions.get_mut(&at) else { return };
-        // A message without bytes only acknowledges: it frees memory.
-        let received = match !bytes.is_empty() && waiting + bytes.len() > PEER_BYTES {
-            true => Err(LinkError::Memory),
-            false => session.link.receive(number, taken, bytes),
-        };
+        let received = memory.and_then(|()| session.link.receive(number, taken, bytes));
         if let Err(error) = received {
             self.fail(at, error);
         }

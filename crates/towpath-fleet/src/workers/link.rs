@@ -13,6 +13,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use super::PEER_BYTES;
 use super::message::{CHUNK, Fields, NotRead};
 
 /// Bytes that are sent and not taken.
@@ -204,6 +205,15 @@ fn parse(bytes: &[u8]) -> Result<(usize, Record), NotRead> {
     let layers = [fields.u16()?, fields.u16()?, fields.u16()?];
     let kind = fields.u16()?;
     Ok((len, Record { what, seq, kind, wire_len, group, time, mark, port, sender, hash, layers }))
+}
+
+/// Checks that the sessions of one peer, with these links, may hold more `bytes`. A message without bytes only acknowledges: it frees
+/// memory.
+pub(super) fn check_memory<'a>(links: impl Iterator<Item = &'a Link>, bytes: &[u8]) -> Result<(), LinkError> {
+    match bytes.is_empty() || links.map(Link::bytes).sum::<usize>() + bytes.len() <= PEER_BYTES {
+        true => Ok(()),
+        false => Err(LinkError::Memory),
+    }
 }
 
 #[cfg(test)]

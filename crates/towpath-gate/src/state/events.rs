@@ -1,7 +1,7 @@
 //! Changes of states, and their form in the [journal](super::journal).
 //!
-//! A state is recorded when it is inserted, when its phase changes, and when it is unlinked; packets that only refresh it are not
-//! recorded.
+//! A state is recorded when it is inserted (if a reader [needs that](super::journal::Changes)), when its phase changes, and when it is
+//! unlinked; packets that only refresh it are not recorded.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

@@ -61,7 +61,7 @@ pub trait Remote: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Away {
     /// Worker and host, for people. Empty until there is one.
-    pub who: String,
+    pub name: String,
     /// Messages that it may hold.
     pub credit: usize,
     /// The round trip to it.

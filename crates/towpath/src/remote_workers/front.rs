@@ -142,7 +142,7 @@ impl Remote for Shared {
         registry.workers.retain(|_, worker| !std::mem::replace(&mut worker.old, worker.known));
         let id = FIRST | registry.made;
         registry.made = (registry.made + 1) % FIRST;
-        let away = Away { who: "a worker on another machine".to_owned(), ..Away::default() };
+        let away = Away { name: "a worker on another machine".to_owned(), ..Away::default() };
         let worker = Worker { socket: socket.into(), away, end: Some(end), known: false, old: false };
         registry.workers.insert(id, worker);
         registry.started.push(id);
@@ -289,10 +289,10 @@ impl FrontSide {
     }
 
     /// Attaches in a helper thread: the pool may be busy.
-    fn attach(&self, slot: u32, who: String, options: Options, credit: u16) {
+    fn attach(&self, slot: u32, name: String, options: Options, credit: u16) {
         let mut registry = self.shared.lock();
         let Some(worker) = registry.workers.get_mut(&slot) else { return };
-        worker.away = Away { who, credit: usize::from(credit), ..Away::default() };
+        worker.away = Away { name, credit: usize::from(credit), ..Away::default() };
         let socket = worker.socket.clone();
         drop(registry);
         let shared = Arc::clone(&self.shared);
@@ -323,11 +323,11 @@ impl FrontSide {
     fn handle_events(&mut self) {
         while let Some(event) = self.front.poll_event() {
             match event {
-                FrontEvent::Attach { slot, who, events, parts, credit } => {
+                FrontEvent::Attach { slot, name, events, parts, credit } => {
                     // A multiplexor's ring drops no frames, so gaps are not reported.
                     let options =
-                        Options { gaps: false, events, parts, ..Options::named(&who.replace(' ', "-")) };
-                    self.attach(slot, who, options, credit);
+                        Options { gaps: false, events, parts, ..Options::named(&name.replace(' ', "-")) };
+                    self.attach(slot, name, options, credit);
                 }
                 FrontEvent::Ended { slot, why, mut link } => {
                     if let Some(end) = self.ends.get_mut(&slot) {

@@ -97,7 +97,7 @@ pub fn serve(config: HostConfig, signals: impl AsFd, end: impl FnMut() -> bool) 
 #[derive(Debug)]
 struct Running {
     child: Child,
-    who: String,
+    name: String,
     started: Instant,
     /// Until it attaches.
     endpoint: Option<Endpoint>,
@@ -137,7 +137,7 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         let mut early = false;
         while let Some(event) = self.host.poll_event() {
             match event {
-                HostEvent::Start { session, who } => self.delayed.push((session, who)),
+                HostEvent::Start { session, name } => self.delayed.push((session, name)),
                 HostEvent::Stop { session, kill } => {
                     self.delayed.retain(|(delayed, _)| *delayed != session);
                     early |= self.stop(session, kill, now);
@@ -151,25 +151,25 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
             self.failed(false, now);
         }
         if now >= self.failures.1 {
-            for (session, who) in std::mem::take(&mut self.delayed) {
-                self.start(session, who, now);
+            for (session, name) in std::mem::take(&mut self.delayed) {
+                self.start(session, name, now);
             }
         }
     }
 
-    fn start(&mut self, session: u64, who: String, now: Instant) {
-        match self.spawn(session, &who, now) {
+    fn start(&mut self, session: u64, name: String, now: Instant) {
+        match self.spawn(session, &name, now) {
             Ok(running) => drop(self.programs.insert(session, running)),
             Err(error) => {
                 let program = &self.config.program.words[0];
-                tracing::warn!("{who}: cannot start `{program}`: {error}");
+                tracing::warn!("{name}: cannot start `{program}`: {error}");
                 self.host.gone(session, &format!("cannot start `{program}`: {error}"));
                 self.failed(false, now);
             }
         }
     }
 
-    fn spawn(&self, session: u64, who: &str, now: Instant) -> io::Result<Running> {
+    fn spawn(&self, session: u64, name: &str, now: Instant) -> io::Result<Running> {
         let path = self.directory.path().join(format!("worker-{session}.sock"));
         let mut endpoint = Endpoint::bind(&path, worker_ring()).map_err(io::Error::other)?;
         let started = self.config.starter.start(&Place::Mux(String::new()), &self.config.program, &path)?;
@@ -180,8 +180,16 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
             let _ = child.kill();
             let _ = child.wait();
         })?;
-        let (endpoint, who) = (Some(endpoint), who.to_owned());
-        Ok(Running { child, who, started: now, endpoint, channel: None, served: false, released: Vec::new() })
+        let (endpoint, name) = (Some(endpoint), name.to_owned());
+        Ok(Running {
+            child,
+            name,
+            started: now,
+            endpoint,
+            channel: None,
+            served: false,
+            released: Vec::new(),
+        })
     }
 
     /// The next program starts at once after one that has worked, and later after one that has not.
@@ -246,8 +254,8 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
                 from_program(channel, link, &mut running.released, time(self.start, now).as_nanos())
                     .completed;
         }
-        let (served, who) = (running.served, running.who.clone());
-        tracing::warn!("{who}: {why}");
+        let (served, name) = (running.served, running.name.clone());
+        tracing::warn!("{name}: {why}");
         self.host.gone(session, why);
         self.stop(session, false, now);
         self.failed(served, now);

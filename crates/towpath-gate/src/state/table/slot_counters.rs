@@ -31,8 +31,8 @@ const IN_LINE: usize = WORDS / 2;
 #[derive(Debug)]
 pub(crate) struct SlotCounters {
     workers: [OnceLock<Arc<Lines>>; MAX_WORKERS],
-    /// No worker at this position or after it has ever counted. Relaxed everywhere: a worker that counts has set it, so whoever sees
-    /// counts of the worker as the invariant says sees this, too.
+    /// No worker at this position or after it has ever counted. Relaxed everywhere: a worker sets it before it counts, so what makes
+    /// the counts visible (see the invariant) makes it visible, too.
     end: AtomicUsize,
 }
 

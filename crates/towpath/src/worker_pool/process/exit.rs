@@ -59,10 +59,10 @@ pub enum WorkerExit {
         why: String,
     },
     /// A worker on another machine has ended, or was not heard any more.
-    #[error("{who}: {why}")]
+    #[error("{name}: {why}")]
     Away {
         /// Worker and host.
-        who: String,
+        name: String,
         /// How it ended.
         why: String,
     },

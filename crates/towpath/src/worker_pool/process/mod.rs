@@ -267,7 +267,7 @@ impl Process {
         }
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
         if let Some(away) = self.child.away() {
-            return WorkerExit::Away { who: away.who, why: away.end.unwrap_or(why) };
+            return WorkerExit::Away { name: away.name, why: away.end.unwrap_or(why) };
         }
         WorkerExit::Gone { pid: self.child.id(), why }
     }
