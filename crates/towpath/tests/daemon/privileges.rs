@@ -601,6 +601,33 @@ fn no_thread_of_an_engine_has_capabilities() {
     });
 }
 
+/// The handler of a signal makes calls that the roles of most threads do not have.
+#[towpath_testenv::needs(netns)]
+#[test]
+fn signals_reach_only_the_supervisor() {
+    within(|| {
+        let engine = Engine::start(&format!("{INSPECT}[metrics]\nlisten = \"127.0.0.1:0\"\n"), 1);
+        let pid = engine.child.id();
+        let handled = [Signal::HUP, Signal::INT, Signal::TERM, Signal::USR2];
+        let handled = handled.iter().fold(0_u64, |mask, signal| mask | 1 << (signal.as_raw() - 1));
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let threads: Vec<_> = threads.map(|thread| thread.unwrap().path()).collect();
+        for thread in &threads {
+            let text = |file| std::fs::read_to_string(thread.join(file)).unwrap();
+            let is_first = thread.ends_with(pid.to_string());
+            until(|| {
+                let status = text("status");
+                let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+                let blocked = u64::from_str_radix(mask, 16).unwrap() & handled;
+                assert!(blocked == 0 || !is_first, "{status}");
+                is_first || blocked == handled
+            });
+        }
+        assert!(threads.len() > 5, "{threads:?}");
+        assert_eq!(engine.stop().0, Some(0));
+    });
+}
+
 /// The engine starts its worker itself, as its own user.
 #[towpath_testenv::needs(root)]
 #[test]

@@ -440,7 +440,10 @@ fn needs_no_more_than(name: &str) {
         let engine = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
         let engine = Pid::from_raw(engine).unwrap();
         kill_process(engine, Signal::HUP).unwrap();
-        until(|| log().contains("reloaded: "));
+        until(|| {
+            assert!(child.try_wait().unwrap().is_none(), "{}", log());
+            log().contains("reloaded: ")
+        });
         assert!(control.ctl("metrics").status.success());
         kill_process(engine, Signal::TERM).unwrap();
         assert!(child.wait().unwrap().success(), "{}", log());
