@@ -23,7 +23,7 @@ fn run(words: &[&str]) -> Vec<String> {
     assert!(bench.with_file_name("towpath").is_file(), "build the engine first: cargo build -p towpath");
     let seconds = std::env::var("HOSTILE_SECONDS").unwrap_or_else(|_| "0.5".to_owned());
     let output = Command::new(bench)
-        .args(["hostile", "--json", "--seconds", &seconds])
+        .args(["hostile", "--json", "--pairs", "0", "--seconds", &seconds])
         .args(words)
         .output()
         .expect("the bench starts");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use towpath_ring::{Consumer, Decision, Verdict};
 
 use super::pass_on::{self, COLLECTED, How};
@@ -51,11 +51,13 @@ pub(crate) struct Attack {
     lanes: u32,
     /// The process whose network namespace to join; 0: none.
     netns_pid: u32,
+    /// The part of the time in which the mode `busy` is busy.
+    share: f64,
 }
 
 /// Runs an attacker. Prints the number of operations, the bytes of memory that it has collected, and its CPU time in [`TICK`]s.
 pub(crate) fn side(order: &Attack) -> Result<()> {
-    let Attack { mode, directory, mux, milliseconds, user, lanes, netns_pid } = order;
+    let Attack { mode, directory, mux, milliseconds, user, lanes, netns_pid, share } = order;
     if *netns_pid != 0 {
         netns::join(*netns_pid)?;
     }
@@ -75,8 +77,7 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
     let (queue, other, control) = (at("attacked.sock"), at("other.sock"), at("ctl.sock"));
     let attacked = &Target { queue: &queue, lanes: *lanes };
     match mode.as_str() {
-        super::BUSY => busy(),
-        super::BUSY_TENTH => busy_tenth(),
+        super::BUSY => busy(*share),
         "attach" => attach(&[queue, at("ctl.sock.ring")]),
         "refusals" | "log-stops" => refusals(&queue),
         "slots" => slots(&queue),
@@ -140,23 +141,17 @@ impl Random {
     }
 }
 
-/// Computes and makes system calls. Never yields the CPU (sched_yield(2)), because no attacker does.
-fn busy() -> Result<()> {
-    let mut random = Random(1);
-    loop {
-        compute(&mut random);
-    }
-}
-
-/// As [`busy`], for a tenth of each millisecond: most attackers wait for the engine, or for the end of a pause.
-fn busy_tenth() -> Result<()> {
+/// Computes and makes system calls for this share of each millisecond. Never yields the CPU (sched_yield(2)), because no attacker does.
+fn busy(share: f64) -> Result<()> {
+    const PERIOD: Duration = Duration::from_millis(5);
     let mut random = Random(1);
     loop {
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_micros(100) {
+        compute(&mut random);
+        while begun.elapsed() < PERIOD.mul_f64(share) {
             compute(&mut random);
         }
-        thread::sleep(Duration::from_micros(900));
+        thread::sleep(PERIOD.saturating_sub(begun.elapsed()));
     }
 }
 
@@ -168,12 +163,21 @@ fn compute(random: &mut Random) {
     did();
 }
 
-/// CPU time of this process and of its children that have ended, in [`TICK`]s (utime, stime, cutime and cstime of proc_pid_stat(5)).
+/// CPU time of this process and of its children that have ended, in [`TICK`]s.
 fn cpu_ticks() -> Result<u64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let [own, children] = process_ticks("self")?;
+    Ok(own + children)
+}
+
+/// CPU time of a process and of its children that have ended, in [`TICK`]s (utime, stime, cutime and cstime of proc_pid_stat(5)).
+pub(super) fn process_ticks(process: &str) -> Result<[u64; 2]> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The name may contain spaces.
-    let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
-    fields.split_whitespace().skip(11).take(4).map(|field| Ok(field.parse::<u64>()?)).sum()
+    let (_, fields) = stat.rsplit_once(')').context("no name in the file stat")?;
+    let times: Vec<u64> =
+        fields.split_whitespace().skip(11).take(4).map(str::parse).collect::<Result<_, _>>()?;
+    ensure!(times.len() == 4, "too few fields in the file stat");
+    Ok([times[0] + times[1], times[2] + times[3]])
 }
 
 /// Attaches and ends, in a loop.

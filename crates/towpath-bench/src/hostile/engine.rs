@@ -17,6 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Setup;
+use super::attack::process_ticks;
 use super::ports::{Ports, Sender};
 use crate::subject::replay::binary;
 
@@ -151,6 +152,26 @@ impl Engine {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the engine ended")?;
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("VmRSS")?;
         Ok(kib << 10)
+    }
+
+    /// CPU time of the hostile worker, and of the programs of the engine that have ended, in [`TICK`](super::attack::TICK)s.
+    pub(super) fn program_ticks(&self) -> u64 {
+        let children = |process: &str| {
+            let path = format!("/proc/{process}/task/{process}/children");
+            let text = fs::read_to_string(path).unwrap_or_default();
+            text.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let ticks = |process: &str| process_ticks(process).unwrap_or_default();
+        let is_hostile = |process: &&String| {
+            let words = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+            words.contains("hostile-worker")
+        };
+        let engine = self.process.id().to_string();
+        // Without root, the engine starts its programs itself.
+        let launcher = children(&engine).into_iter().next().filter(|_| rustix::process::geteuid().is_root());
+        let parent = launcher.unwrap_or(engine);
+        let [_, ended] = ticks(&parent);
+        children(&parent).iter().filter(is_hostile).map(|process| ticks(process)[0]).sum::<u64>() + ended
     }
 
     /// Open descriptors without the connections of the hostile worker's mux, which stay open while their messages wait for a barred

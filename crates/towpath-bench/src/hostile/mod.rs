@@ -39,7 +39,7 @@ pub(crate) use worker::side as worker_side;
 ///
 /// Each mode starts an engine with an honest inspector, an honest client and worker of a mux, and traffic without inspection, and
 /// attacks it in one way. The attackers run as user 65534 where this program runs as root. Prints a row per mode: counts, 99th percentiles,
-/// their ratios to the mode `busy` or `busy-tenth` (a process that is equally busy and not attached), growth of the engine's memory and descriptors, and
+/// their ratios to the mode `busy` (a process that is equally busy and not attached), growth of the engine's memory and descriptors, and
 /// the promises that did not hold. Expects the `towpath` binary in the directory of this program. Exits with 0 if every promise held,
 /// else with 1; ratios do not affect the exit code.
 #[derive(Debug, Parser)]
@@ -52,13 +52,13 @@ pub(crate) struct Hostile {
     #[arg(long, value_name = "N", default_value = "2", value_parser = crate::long_seconds)]
     seconds: Duration,
 
-    /// Run only these modes, separated by commas, and `busy` for comparison
+    /// Run only these modes, separated by commas
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     modes: Vec<String>,
 
-    /// Repetitions of each mode, each beside a run of its own of the equally busy process: the ratios are medians
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pairs: Option<u32>,
+    /// Repetitions of each mode, each before a run of an equally busy process: the ratios are medians. 0: one run, without ratios
+    #[arg(long, value_name = "N", default_value = "1")]
+    pairs: u32,
 
     /// Driver of the engine's ports
     #[arg(long, value_name = "DRIVER", default_value = "pcap")]
@@ -94,13 +94,6 @@ pub(crate) struct Setup {
     pub(crate) lanes: u32,
 }
 
-impl Mode {
-    /// Returns true if the mode does not attack.
-    fn is_busy(&self) -> bool {
-        [BUSY, BUSY_TENTH].contains(&self.name)
-    }
-}
-
 const fn mode(name: &'static str, other_user: bool) -> Mode {
     Mode { name, other_user, root: None }
 }
@@ -110,17 +103,12 @@ const fn quota(name: &'static str) -> Mode {
     Mode { name, other_user: true, root: Some("the quota does not bound the engine's user") }
 }
 
-/// The modes that do not attack: a process that is busy all the time, and for a tenth of it. Each attacker is compared with the
-/// mode whose share of a CPU is closer to its own.
+/// The mode that does not attack: a process that is busy for a share of the time.
 const BUSY: &str = "busy";
-const BUSY_TENTH: &str = "busy-tenth";
-/// The share of a CPU above which [`BUSY`] is closer.
-const CLOSER: f64 = 0.55;
 
 /// All modes, in the order in which they run.
 pub(crate) const MODES: &[Mode] = &[
     mode(BUSY, true),
-    mode(BUSY_TENTH, true),
     mode("attach", true),
     mode("refusals", true),
     mode("slots", true),
@@ -174,7 +162,7 @@ struct Row {
     lanes: u32,
     /// Operations of the attacker.
     attacks: u64,
-    /// CPU time of the attacker's processes, per second.
+    /// CPU time of the attacker's processes and of the hostile worker's, per second.
     cpu: f64,
     /// Packets of the inspected flow.
     inspected: u64,
@@ -225,9 +213,7 @@ pub(crate) fn run(args: &Hostile) -> Result<bool> {
         "a ring has a lane for each thread; use --lanes {} or more threads",
         setup.threads
     );
-    // The ratios need the modes that do not attack.
-    let chosen =
-        |mode: &&Mode| only.is_empty() || mode.is_busy() || only.iter().any(|name| name == mode.name);
+    let chosen = |mode: &&Mode| only.is_empty() || only.iter().any(|name| name == mode.name);
     let mut rows: Vec<Row> = Vec::new();
     for mode in MODES.iter().filter(chosen) {
         if let Some(why) = mode.root.filter(|_| !rustix::process::geteuid().is_root()) {
@@ -235,8 +221,8 @@ pub(crate) fn run(args: &Hostile) -> Result<bool> {
             continue;
         }
         let row = match args.pairs {
-            Some(pairs) if !mode.is_busy() => paired(*mode, setup, *time, pairs)?,
-            _ => beside(attacked_until_valid(*mode, setup, *time)?, &rows),
+            pairs if pairs > 0 && mode.name != BUSY => paired(*mode, setup, *time, pairs)?,
+            _ => attacked_until_valid(*mode, setup, *time, 1.0)?,
         };
         let text = row.text();
         if *json {
@@ -252,36 +238,26 @@ pub(crate) fn run(args: &Hostile) -> Result<bool> {
     Ok(rows.iter().all(|row| row.failures.is_empty()))
 }
 
-/// The row with its ratios to the equally busy process of `rows`.
-fn beside(mut row: Row, rows: &[Row]) -> Row {
-    if let Some(busy) = rows.iter().find(|busy| busy.mode == row.equally_busy().name) {
-        row.packet_ratio = Some(row.packet_p99_us / busy.packet_p99_us);
-        row.message_ratio = Some(row.message_p99_us / busy.message_p99_us);
-    }
-    row
-}
-
 /// Runs a mode several times, each time before the equally busy process. Returns the last row, with the medians of the ratios and the
 /// failures of all runs.
 fn paired(mode: Mode, setup: Setup, time: Duration, pairs: u32) -> Result<Row> {
-    let mut rows = Vec::new();
+    let (mut packets, mut messages, mut failures, mut last) = (Vec::new(), Vec::new(), Vec::new(), None);
     for _ in 0..pairs {
-        let mut row = attacked_until_valid(mode, setup, time)?;
-        let mut busy = attacked_until_valid(row.equally_busy(), setup, time)?;
-        let of_busy = std::mem::take(&mut busy.failures).into_iter();
-        row.failures.extend(of_busy.map(|failure| format!("{}: {failure}", busy.mode)));
-        rows.push(beside(row, &[busy]));
+        let mut row = attacked_until_valid(mode, setup, time, 0.0)?;
+        let busy = attacked_until_valid(self::mode(BUSY, true), setup, time, row.cpu)?;
+        packets.push(row.packet_p99_us / busy.packet_p99_us);
+        messages.push(row.message_p99_us / busy.message_p99_us);
+        failures.append(&mut row.failures);
+        failures.extend(busy.failures.iter().map(|failure| format!("{}: {failure}", busy.mode)));
+        last = Some(row);
     }
-    let ratio = |of: fn(&Row) -> Option<f64>| median(&rows.iter().filter_map(of).collect::<Vec<_>>());
-    let (packets, messages) = (ratio(|row| row.packet_ratio), ratio(|row| row.message_ratio));
-    let failures = rows.iter_mut().flat_map(|row| std::mem::take(&mut row.failures)).collect();
-    let last = rows.pop().context("at least one pair")?;
-    Ok(Row { packet_ratio: Some(packets), message_ratio: Some(messages), failures, ..last })
+    let (packet_ratio, message_ratio) = (Some(median(&packets)), Some(median(&messages)));
+    Ok(Row { packet_ratio, message_ratio, failures, ..last.context("at least one pair")? })
 }
 
 /// Runs one mode, again if a CPU stalled and a link lost packets meanwhile.
-fn attacked_until_valid(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
-    let run = || attacked(mode, setup, time).with_context(|| format!("mode {}", mode.name));
+fn attacked_until_valid(mode: Mode, setup: Setup, time: Duration, share: f64) -> Result<Row> {
+    let run = || attacked(mode, setup, time, share).with_context(|| format!("mode {}", mode.name));
     let mut row = run()?;
     for _ in 1..RUNS {
         // Captures lose nothing: the sender waits.
@@ -295,11 +271,6 @@ fn attacked_until_valid(mode: Mode, setup: Setup, time: Duration) -> Result<Row>
 }
 
 impl Row {
-    /// The mode that does not attack and whose share of a CPU is closer to that of this one.
-    fn equally_busy(&self) -> Mode {
-        mode(if self.cpu > CLOSER { BUSY } else { BUSY_TENTH }, true)
-    }
-
     /// Returns true if a CPU stalled for so long that a link may lose packets without an attack.
     fn stalled(&self) -> bool {
         Duration::from_micros(self.stall_us) > canary::LONG
@@ -331,8 +302,8 @@ impl Row {
     }
 }
 
-/// Runs one mode.
-fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
+/// Runs one mode. `share`: the part of the time in which the mode `busy` is busy.
+fn attacked(mode: Mode, setup: Setup, time: Duration, share: f64) -> Result<Row> {
     let mut failures = Vec::new();
     let mut engine = Engine::start(setup, mode.name)?;
     let canary = Canary::start();
@@ -343,7 +314,7 @@ fn attacked(mode: Mode, setup: Setup, time: Duration) -> Result<Row> {
     if mode.name == "log-stops" {
         engine.stop_reading();
     }
-    let Attacked { attacks, collected, cpu } = attack(mode, setup, time, &engine)?;
+    let Attacked { attacks, collected, cpu } = attack(mode, setup, time, share, &engine)?;
     if collected > engine::MEMORY << 20 {
         failures.push(format!("the attacker has {} KiB of rings, above its quota", collected >> 10));
     }
@@ -406,12 +377,13 @@ struct Attacked {
     attacks: u64,
     /// Bytes of rings that it has collected.
     collected: u64,
-    /// CPU time per second.
+    /// CPU time per second, with that of the hostile worker.
     cpu: f64,
 }
 
 /// Attacks for `time`.
-fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<Attacked> {
+fn attack(mode: Mode, setup: Setup, time: Duration, share: f64, engine: &Engine) -> Result<Attacked> {
+    let before = engine.program_ticks();
     let words = [
         "hostile-attack",
         mode.name,
@@ -421,11 +393,13 @@ fn attack(mode: Mode, setup: Setup, time: Duration, engine: &Engine) -> Result<A
         if mode.other_user && rustix::process::geteuid().is_root() { "other-user" } else { "same-user" },
         &setup.lanes.to_string(),
         &engine.netns().unwrap_or(0).to_string(),
+        &share.to_string(),
     ]
     .map(str::to_owned);
     let mut side = Side::start(&words, &[])?;
     let (attacks, collected) = (side.number()? as u64, side.number()? as u64);
-    let cpu = side.number()? * attack::TICK.as_secs_f64() / time.as_secs_f64();
+    let programs = engine.program_ticks().saturating_sub(before);
+    let cpu = (side.number()? + programs as f64) * attack::TICK.as_secs_f64() / time.as_secs_f64();
     side.finish()?;
     ensure!(attacks > 0, "the attacker did nothing");
     ensure!(collected > 0 || ![PASS_ON, REOPEN].contains(&mode.name), "the attacker got no memory");
@@ -447,12 +421,12 @@ fn settled(engine: &Engine, before: (u64, Option<usize>)) -> Result<(u64, Option
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, BUSY_TENTH, MODES};
+    use super::{BUSY, MODES};
 
     #[test]
     fn modes_have_different_names_and_begin_with_the_baseline() {
         let mut names: Vec<&str> = MODES.iter().map(|mode| mode.name).collect();
-        assert_eq!(names[..2], [BUSY, BUSY_TENTH]);
+        assert_eq!(names[0], BUSY);
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), MODES.len());
