@@ -46,7 +46,8 @@ pub(crate) fn start(workers: usize) -> Result<(Front, SocketAddr)> {
 pub(crate) fn start_with(workers: usize, role: &str, drain: Duration) -> Result<(Front, SocketAddr)> {
     let own = std::env::current_exe().context("finding this program")?;
     let process = Command::new(binary()?)
-        .args(["mux", "127.0.0.1:0", "--framing", "length=4 be adjust=4", "--workers"])
+        // The order of the threads that it is compared with.
+        .args(["mux", "127.0.0.1:0", "--framing", "length=4 be adjust=4", "--order", "none", "--workers"])
         .arg(workers.to_string())
         .arg("--drain")
         .arg(drain.as_secs_f64().to_string())
