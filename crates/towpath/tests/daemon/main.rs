@@ -13,6 +13,7 @@ mod log;
 mod metrics;
 #[path = "../common/openssl.rs"]
 mod openssl;
+mod port_privileges;
 mod privileges;
 mod reload;
 mod run;
