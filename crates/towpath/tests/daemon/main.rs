@@ -3,6 +3,8 @@
 mod bridged;
 mod configs;
 mod end;
+#[path = "../common/example.rs"]
+mod example;
 mod fleet;
 mod flow_records;
 mod guides;

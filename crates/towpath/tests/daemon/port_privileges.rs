@@ -4,11 +4,12 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, veth, within};
 use towpath_port::{Frame, LinkType, Port, af_packet};
 
 use crate::bridged::BRIDGE;
 use crate::privileges::{Engine, id, status};
+use crate::support::until;
 
 /// An engine with this configuration that became user 1, once its control socket answers.
 fn as_user(config: &str) -> Engine {
@@ -23,7 +24,7 @@ fn as_user(config: &str) -> Engine {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut engine = Engine { directory, child };
+    let mut engine = Engine::of(directory, child);
     until(|| {
         engine.child.try_wait().unwrap().is_some() || engine.control().ctl("show stats").status.success()
     });
@@ -154,7 +155,7 @@ fn the_unit_with_a_launcher_starts_af_xdp() {
                 .stderr(Stdio::piped())
                 .spawn()
                 .unwrap();
-            let mut engine = Engine { directory, child };
+            let mut engine = Engine::of(directory, child);
             let mut ended = false;
             until(|| {
                 ended = engine.child.try_wait().unwrap().is_some();

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 use std::fs::Permissions;
-use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{until, veth, within};
+use towpath_port::netns::{veth, within};
 
 use crate::bridged::BRIDGE;
-use crate::support::Control;
+use crate::example::example;
+use crate::support::{Control, Log, until};
 
 /// The range of unused ids (docs/book/src/reference/privileges.md).
 const UNUSED: std::ops::RangeInclusive<u64> = 61_184..=65_519;
@@ -24,9 +24,15 @@ pub(crate) const INSPECT: &str =
 pub(crate) struct Engine {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) child: Child,
+    log: Log,
 }
 
 impl Engine {
+    pub(crate) fn of(directory: tempfile::TempDir, mut child: Child) -> Self {
+        let log = Log::of(&mut child);
+        Self { directory, child, log }
+    }
+
     /// Starts the engine and waits until its queue has `inspectors`.
     pub(crate) fn start(more: &str, inspectors: usize) -> Self {
         Self::start_after(more, inspectors, |_| {})
@@ -34,13 +40,23 @@ impl Engine {
 
     /// As [`start`](Self::start), with files that `prepare` makes in its directory.
     pub(crate) fn start_after(more: &str, inspectors: usize, prepare: impl FnOnce(&Path)) -> Self {
+        Self::start_with(BRIDGE, more, inspectors, prepare)
+    }
+
+    /// As [`start_after`](Self::start_after), with another configuration of the ports.
+    pub(crate) fn start_with(
+        bridge: &str,
+        more: &str,
+        inspectors: usize,
+        prepare: impl FnOnce(&Path),
+    ) -> Self {
         veth("wan", "l0");
         veth("lan", "r0");
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
         prepare(directory.path());
         let at = directory.path().display().to_string();
-        std::fs::write(directory.path().join("t.toml"), format!("{BRIDGE}{}", more.replace("DIR", &at)))
+        std::fs::write(directory.path().join("t.toml"), format!("{bridge}{}", more.replace("DIR", &at)))
             .unwrap();
         std::fs::write(directory.path().join("r.ipfw"), "add inspect 1 ip from any to any\n").unwrap();
         // A descriptor and a variable that only the shell needs.
@@ -53,7 +69,7 @@ impl Engine {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut engine = Self { directory, child };
+        let mut engine = Self::of(directory, child);
         until(|| engine.child.try_wait().unwrap().is_some() || engine.inspectors().len() >= inspectors);
         engine
     }
@@ -98,8 +114,7 @@ impl Engine {
 
     /// Waits until the engine has ended. Returns its exit code and its output.
     fn ended(mut self) -> (Option<i32>, String) {
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let said = self.log.whole();
         (self.child.wait().unwrap().code(), said)
     }
 }
@@ -450,11 +465,11 @@ fn signals_reach_only_the_supervisor() {
 #[test]
 fn a_start_without_root_has_no_launcher() {
     let directory = tempfile::tempdir().unwrap();
-    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let worker = example("mux_worker");
     let config = format!(
         "rules = \"r.ipfw\"\n[mux.web]\nlisten = \"unix:mux.sock\"\nframing = \"line\"\nworkers = 1\nworker = \"{}\"\n\
          [control]\nsocket = \"ctl.sock\"\n",
-        worker.display()
+        worker
     );
     std::fs::write(directory.path().join("t.toml"), config).unwrap();
     std::fs::write(directory.path().join("r.ipfw"), "add allow ip from any to any\n").unwrap();
@@ -471,7 +486,7 @@ fn a_start_without_root_has_no_launcher() {
             .spawn()
             .unwrap()
     };
-    let engine = Engine { child: start(), directory: tempfile::tempdir().unwrap() };
+    let engine = Engine::of(tempfile::tempdir().unwrap(), start());
     let is_worker = |pid: u32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "mux_worker")
     };
@@ -494,7 +509,7 @@ fn a_start_without_root_has_no_launcher() {
         ("[queue.1]\ncommand = \"true\"\nuser = \"2\"\n", "need an engine that is started as root", 4),
     ] {
         std::fs::write(&file, format!("{text}{more}")).unwrap();
-        let engine = Engine { child: start(), directory: tempfile::tempdir().unwrap() };
+        let engine = Engine::of(tempfile::tempdir().unwrap(), start());
         let output = engine.ended();
         assert_eq!(output.0, Some(code), "{}", output.1);
         assert!(output.1.contains(expected), "{}", output.1);

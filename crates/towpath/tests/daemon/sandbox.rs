@@ -5,10 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_port::{Frame, LinkType, Port, af_packet};
 
+use crate::example::example;
 use crate::privileges::{Engine, INSPECT, status};
+use crate::support::until;
 
 /// What a sandboxed shell tries before it becomes an inspector. Each line of DIR/out/results is a word and an exit status.
 const PROBE: &str = r#"
@@ -117,14 +119,14 @@ fn a_program_uses_only_what_its_sandbox_permits() {
 #[test]
 fn a_worker_uses_only_what_its_sandbox_permits() {
     within(|| {
-        let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+        let worker = example("mux_worker");
         let more = format!(
             "[mux.web]\nlisten = \"unix:DIR/mux.sock\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
              worker = \"sh DIR/given/probe\"\n[mux.web.sandbox]\nnamespaces = [\"net\", \"ipc\", \"uts\", \"cgroup\"]\n\
              read = [\"given\", \"{}\"]\nwrite = [\"out\"]\n",
-            worker.display()
+            worker
         );
-        let mut engine = start(&more, 0, &worker.display().to_string());
+        let mut engine = start(&more, 0, &worker);
         let mut stream = None;
         until(|| {
             stream = UnixStream::connect(engine.directory.path().join("mux.sock")).ok();

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, test_kill_process};
+use towpath_port::netns::until;
 
 use crate::openssl;
 
@@ -88,12 +89,6 @@ fn number_before(line: &str, what: &str) -> Option<u64> {
 
 pub(super) fn runs(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).expect("a process")).is_ok()
-}
-
-pub(super) fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A connection over TCP or a Unix socket.

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
+use towpath_port::netns::until;
 
 use super::daemon::{Mux, answer, ask, example, kill, message, split, towpath};
-use super::upgrade::{Chain, connect, numbered, parent, runs, until};
+use super::upgrade::{Chain, connect, numbered, parent, runs};
 
 /// Speaks for a new process: sends and waits for the messages in `argv[1]`, and ends. `+x` is sent, `-x` is waited for.
 const DESERTER: &str = r#"

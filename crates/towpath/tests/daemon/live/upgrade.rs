@@ -15,9 +15,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use towpath_port::netns::{Host, until, within};
+use towpath_port::netns::{Host, within};
 
 use super::machines::*;
+use crate::support::until;
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 
@@ -51,9 +52,8 @@ impl Running {
 
     pub(super) fn of(mut first: Engine) -> Self {
         // All engines write there: each one its report.
-        let (mut reports, mut log) = (first.child.stdout.take().unwrap(), first.child.stderr.take().unwrap());
+        let mut reports = first.child.stdout.take().unwrap();
         thread::spawn(move || io::copy(&mut reports, &mut io::sink()));
-        thread::spawn(move || io::copy(&mut log, &mut io::sink()));
         Self { first, now: None }
     }
 
