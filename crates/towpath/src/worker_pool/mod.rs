@@ -81,7 +81,7 @@ use process::Command;
 pub use process::WorkerExit;
 #[cfg(feature = "fleet")]
 pub(crate) use process::worker_ring;
-pub use signals::PoolControl;
+pub use signals::{Moved, PoolControl};
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
 pub use upgrade::{Inherited, InheritedFile, SERVICE, Upgradable, UpgradeStats};
