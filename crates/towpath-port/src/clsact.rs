@@ -8,8 +8,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -77,6 +77,20 @@ impl Attached {
     }
 }
 
+/// Set by [`on_beat`].
+static EACH: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Calls `each` on the thread of a heartbeat before it begins and at each beat. The thread may start before the process restricts its
+/// threads: `each` restricts it afterwards, and returns true from then on. A thread that begins restricted keeps the capabilities of the
+/// thread that starts it, because it may not change them. A second call has no effect.
+pub fn on_beat(each: fn() -> bool) {
+    let _ = EACH.set(each);
+}
+
+fn is_restricted() -> bool {
+    EACH.get().is_some_and(|each| each())
+}
+
 /// A heartbeat of this process.
 #[derive(Debug)]
 struct Heartbeat {
@@ -90,15 +104,16 @@ impl Heartbeat {
         let end = Arc::clone(&ends);
         let beat = move || {
             // Each thread has its own capabilities. This one may start before the others give theirs up.
-            let none = CapabilitySet::empty();
-            let _ = set_capabilities(
-                None,
-                CapabilitySets { effective: none, permitted: none, inheritable: none },
-            );
+            if !is_restricted() {
+                let none = CapabilitySet::empty();
+                let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+                let _ = set_capabilities(None, sets);
+            }
             let word = memory.word();
             // Relaxed: independent of other memory; unpark(3) synchronizes with the end.
             while !end.load(Ordering::Relaxed) {
                 word.store(now(), Ordering::Relaxed);
+                is_restricted();
                 thread::park_timeout(PERIOD);
             }
             word.store(0, Ordering::Relaxed);
@@ -233,5 +248,32 @@ impl Abandoned {
     /// Errors of rtnetlink(7): the process needs CAP_NET_ADMIN.
     pub fn remove(&self) -> io::Result<()> {
         remove(self.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+    use crate::netns::until;
+
+    #[test]
+    fn the_thread_of_a_heartbeat_calls_the_process() {
+        static CALLS: AtomicU32 = AtomicU32::new(0);
+        on_beat(|| {
+            CALLS.fetch_add(1, Ordering::Relaxed);
+            false
+        });
+        let file = memfd_create("heartbeat", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, PAGE as u64).unwrap();
+        let memory = || Mapping::of(file.as_fd(), PAGE, 0).unwrap();
+        let heartbeat = Heartbeat::start(memory()).unwrap();
+        // The start, and a beat.
+        until(|| CALLS.load(Ordering::Relaxed) > 2 && memory().word().load(Ordering::Relaxed) > 0);
+        drop(heartbeat);
+        assert_eq!(memory().word().load(Ordering::Relaxed), 0);
     }
 }

@@ -136,6 +136,8 @@ fn object(kind: &str, name: &str, detail: Value, fd: OwnedFd) -> Object {
 pub struct Inherited {
     predecessor: Predecessor,
     id: u64,
+    /// The old process ends, and has said that this one ends too.
+    ending: bool,
     /// Files that belong to this process when the old one has given them up, by the name of their listener.
     files: Vec<(String, FileId)>,
 }
@@ -160,7 +162,7 @@ impl Inherited {
     /// The two versions do not match. The old process was told.
     pub fn of_this_process() -> io::Result<Option<Self>> {
         let predecessor = Predecessor::of_this_process(SERVICE)?;
-        Ok(predecessor.map(|predecessor| Self { predecessor, id: 0, files: Vec::new() }))
+        Ok(predecessor.map(|predecessor| Self { predecessor, id: 0, ending: false, files: Vec::new() }))
     }
 
     /// A function that tells the old process that this one cannot replace it.
@@ -227,7 +229,7 @@ impl Inherited {
             match self.predecessor.receive()? {
                 Received::Item(item) => items.add(item)?,
                 Received::Go => return Ok(items),
-                Received::Done => return Err(io::ErrorKind::InvalidData.into()),
+                Received::Done | Received::Ending => return Err(io::ErrorKind::InvalidData.into()),
                 Received::Full => return Err(io::Error::other("there are no free descriptors")),
                 Received::Nothing => {
                     let left = until.saturating_duration_since(Instant::now());
@@ -245,9 +247,18 @@ impl Inherited {
         self.predecessor.serves()
     }
 
+    /// Returns true if the old process was told to end, and this one is to end too.
+    pub(super) const fn is_ending(&self) -> bool {
+        self.ending
+    }
+
     /// Returns the files once the old process has given them up, or has ended.
     pub(super) fn ended(&mut self) -> Option<Vec<(String, FileId)>> {
         match self.predecessor.receive() {
+            Ok(Received::Ending) => {
+                self.ending = true;
+                None
+            }
             Ok(Received::Nothing | Received::Full | Received::Item(_) | Received::Go) => None,
             Ok(Received::Done) | Err(_) => Some(std::mem::take(&mut self.files)),
         }

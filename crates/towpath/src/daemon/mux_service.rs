@@ -27,7 +27,7 @@ use crate::process::{Identity, Place, Starter};
 use crate::quantity::count;
 use crate::service_manager::{Address, Sockets};
 use crate::upgrade::{Channel, Message, Object, Packet, Predecessor, Successor};
-use crate::worker_pool::{self, InheritedFile, Outcome, PoolControl, Upgradable, WorkerPool};
+use crate::worker_pool::{self, InheritedFile, Moved, Outcome, PoolControl, Upgradable, WorkerPool};
 use towpath_engine::queue::DefaultVerdict;
 
 /// The workers of mux number n (from 1) have channel numbers from n times this number on. Inspectors have lower numbers.
@@ -263,9 +263,9 @@ impl Service {
         }
     }
 
-    /// Returns true if everything that can be handed over was.
-    pub(super) fn has_moved(&mut self) -> bool {
-        self.ended().is_some() || self.control.has_moved()
+    /// How far the connections have moved.
+    pub(super) fn moved(&mut self) -> Moved {
+        if self.ended().is_some() { Moved::Completely } else { self.control.moved() }
     }
 
     /// Time in which connections end.

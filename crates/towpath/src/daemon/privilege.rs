@@ -171,6 +171,7 @@ pub(super) fn start_helper_threads(identity: Option<Identity>) {
             sandbox::enter_when_begun(Role::Reaper);
         });
         Reaper::shared().start();
+        towpath_port::clsact::on_beat(|| sandbox::follow(Role::Heartbeat));
     };
     if identity.is_some() {
         return start();

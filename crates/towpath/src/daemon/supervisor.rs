@@ -246,11 +246,14 @@ impl Supervisor {
             self.rechecking |= self.group.is_some() && self.ruleset.rechecks().running;
             let (all, mut failed) = self.look_at_threads();
             failed |= self.launcher_ended();
-            if heard(&mut self.stop) || failed {
+            if heard(&mut self.stop) || failed || self.ends_with_predecessor() {
                 self.stop_upgrade();
                 notify("STOPPING=1\nSTATUS=draining");
                 self.drain();
                 self.outlast(true);
+                if self.launcher_ended() {
+                    self.settle_files();
+                }
                 break;
             }
             if all {
@@ -272,7 +275,9 @@ impl Supervisor {
             self.accept_inspectors();
             self.look_after_inspectors();
         }
-        self.end(States::Saved)
+        // The new engine saves them.
+        let states = if self.upgrade.is_ending() { States::Left } else { States::Saved };
+        self.end(states)
     }
 
     /// Returns whether the launcher has ended.

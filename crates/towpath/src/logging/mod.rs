@@ -452,7 +452,7 @@ impl<W: Write> Writer<W> {
             if !restricted && sandbox::has_begun() {
                 restricted = true;
                 drop(queue);
-                sandbox::enter(Role::Log);
+                sandbox::follow(Role::Log);
                 queue = shared.lock();
             }
             let (now, finishing) = (shared.now(), queue.finishing);

@@ -114,7 +114,8 @@ impl Child {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Returns true if it has ended. Its exit status may be unknown.
+    pub(crate) fn is_over(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use landlock::{
     ABI, Access as _, AccessFs, BitFlags, LandlockStatus, PathBeneath, PathFd, RestrictSelfError, Ruleset,
@@ -187,7 +188,8 @@ impl Files {
                 granted.extend(fs::canonicalize(&path).ok().map(|path| (path, *access)));
             }
         }
-        Ok(Some(Domain { ruleset, granted }))
+        let spare = Mutex::new(ruleset.try_clone().ok());
+        Ok(Some(Domain { ruleset, spare, granted }))
     }
 }
 
@@ -229,6 +231,8 @@ fn path_of_rule(path: &Path) -> PathBuf {
 #[derive(Debug)]
 pub(super) struct Domain {
     ruleset: RulesetCreated,
+    /// For a thread that gets its first turn when there is no free descriptor.
+    spare: Mutex<Option<RulesetCreated>>,
     /// The places, without symbolic links.
     granted: Vec<(PathBuf, Access)>,
 }
@@ -239,7 +243,8 @@ const TOO_MANY: i32 = libc::E2BIG;
 impl Domain {
     /// Restricts the calling thread, and the threads and processes that it starts from now on.
     pub(super) fn restrict(&self) -> io::Result<()> {
-        match self.ruleset.try_clone()?.restrict_self() {
+        let spare = |error| self.spare.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(error);
+        match self.ruleset.try_clone().or_else(spare)?.restrict_self() {
             Err(RulesetError::RestrictSelf(RestrictSelfError::RestrictSelfCall { source, .. }))
                 if source.raw_os_error() == Some(TOO_MANY) =>
             {

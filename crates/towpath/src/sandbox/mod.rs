@@ -236,9 +236,7 @@ pub(crate) fn enter(role: Role) {
     if ENTERED.replace(true) || needs.starts_programs_in(role) {
         return;
     }
-    // The thread of the log may get its first turn late, when there is no free descriptor. Its role opens no files.
     if let Some(files) = files
-        && role != Role::Log
         && (EARLY.get() || needs.starts_programs)
     {
         warn_of_files(files.restrict());
@@ -255,6 +253,15 @@ pub(crate) fn enter(role: Role) {
 /// Returns true after [`begin`].
 pub(crate) fn has_begun() -> bool {
     BEGUN.get().is_some()
+}
+
+/// As [`enter`] for a thread that may have started before [`begin`] and does not wait for it. Returns false before.
+pub(crate) fn follow(role: Role) -> bool {
+    if has_begun() {
+        EARLY.set(true);
+        enter(role);
+    }
+    has_begun()
 }
 
 /// As [`enter`], but a thread that starts before [`begin`] waits for it.

@@ -37,6 +37,8 @@ pub enum Role {
     Log,
     /// Frees memory and closes connections of peers that have gone.
     Reaper,
+    /// The heartbeat of an exclusive port before Linux 6.6.
+    Heartbeat,
 }
 
 impl Role {
@@ -56,6 +58,7 @@ impl Role {
         Self::Watchdog,
         Self::Log,
         Self::Reaper,
+        Self::Heartbeat,
     ];
 
     /// The name in messages and in the documentation.
@@ -75,6 +78,7 @@ impl Role {
             Self::Watchdog => "watchdog",
             Self::Log => "log",
             Self::Reaper => "reaper",
+            Self::Heartbeat => "heartbeat",
         }
     }
 
@@ -116,6 +120,7 @@ impl Role {
             Self::Watchdog => &[&SOCKET_DATA, &SOCKETS],
             Self::Log => &[&SOCKET_DATA, &SOCKETS, &SHARED_MEMORY],
             Self::Reaper => &[&SOCKET_DATA, &SOCKET_FILES, &FILE_EVENTS],
+            Self::Heartbeat => &[],
         }
     }
 

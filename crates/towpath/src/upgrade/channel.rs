@@ -117,8 +117,8 @@ impl Channel {
         let received = loop {
             let flags = RecvFlags::CMSG_CLOEXEC;
             match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET) => return Ok(None),
+                // ECONNRESET: the other side has ended with unread packets. Those that it has sent follow, and then the end.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 got => break got?,
             }
         };
@@ -202,6 +202,18 @@ mod tests {
         drop(one);
         assert!(other.receive().unwrap().is_none());
         assert_eq!(other.wait(Duration::from_secs(120)).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn packets_of_a_side_that_has_ended_with_unread_ones_arrive() {
+        let (one, other) = channels();
+        other.send(&Message::Ready, None).unwrap();
+        one.send(&Message::Go, Some(one.as_fd())).unwrap();
+        one.send_bytes(b"bytes").unwrap();
+        drop(one);
+        assert!(matches!(other.receive().unwrap(), Some(Packet::Message(Message::Go, Some(_)))));
+        assert!(matches!(other.receive().unwrap(), Some(Packet::Bytes(_))));
+        assert!(other.receive().unwrap().is_none());
     }
 
     #[test]

@@ -47,6 +47,6 @@ pub enum Message {
     },
     /// The old process hands over nothing more, and has given up the listeners and their files.
     Done,
-    /// The new process ends, as it was told to. The old one ends too.
+    /// This process ends, as it was told to while both serve. The other one ends too.
     Ending,
 }

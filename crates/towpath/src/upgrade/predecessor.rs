@@ -68,6 +68,8 @@ pub enum Received {
     Go,
     /// Everything was handed over. The files of the listeners belong to this process.
     Done,
+    /// The old process ends, as it was told to. This one ends too.
+    Ending,
 }
 
 impl Predecessor {
@@ -218,6 +220,7 @@ impl Predecessor {
                 }
                 (Packet::Message(Message::Go, None), None) => return Ok(Received::Go),
                 (Packet::Message(Message::Done, _), None) => return Ok(Received::Done),
+                (Packet::Message(Message::Ending, _), None) => return Ok(Received::Ending),
                 _ => return invalid(),
             }
             if let Some(Partial { item, bytes, .. }) =

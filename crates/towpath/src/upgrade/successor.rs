@@ -75,6 +75,8 @@ pub struct Successor {
     queue: VecDeque<Outgoing>,
     /// When it was told to end.
     ending: Option<Instant>,
+    /// When it was seen that it has closed the channel.
+    closed: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -106,7 +108,7 @@ impl Successor {
 
     /// The process `child` at the other end of `channel`, which is passed the objects.
     pub fn over(channel: Channel, child: Child, service: &str, objects: Vec<Object>) -> Self {
-        let mut successor = Self { child, channel, queue: VecDeque::new(), ending: None };
+        let mut successor = Self { child, channel, queue: VecDeque::new(), ending: None, closed: None };
         successor.push(Message::Hello {
             version: VERSION,
             program: env!("CARGO_PKG_VERSION").to_owned(),
@@ -126,7 +128,7 @@ impl Successor {
     /// Fails if there are no free descriptors.
     pub fn part(whole: &Self, channel: Channel) -> io::Result<Self> {
         let child = Child::watched(whole.id(), whole.process().try_clone_to_owned()?);
-        Ok(Self { child, channel, queue: VecDeque::new(), ending: None })
+        Ok(Self { child, channel, queue: VecDeque::new(), ending: None, closed: None })
     }
 
     /// Its process id.
@@ -137,6 +139,11 @@ impl Successor {
     /// The process, whose descriptor becomes readable when it has ended.
     pub fn process(&self) -> BorrowedFd<'_> {
         self.child.as_fd()
+    }
+
+    /// Returns true if it has ended.
+    pub fn is_over(&self) -> bool {
+        self.child.is_over()
     }
 
     /// Queues a message.
@@ -198,10 +205,18 @@ impl Successor {
         match self.channel.receive() {
             Ok(Some(Packet::Message(message, _))) => Ok(Some(message)),
             Ok(Some(Packet::Bytes(_))) => Err(io::ErrorKind::InvalidData.into()),
-            Ok(None) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(None) => {
+                self.closed.get_or_insert_with(Instant::now);
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// When [`receive`](Self::receive) has found that it has closed the channel.
+    pub const fn closed(&self) -> Option<Instant> {
+        self.closed
     }
 
     /// Returns its exit status if it has ended.

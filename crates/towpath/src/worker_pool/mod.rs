@@ -34,6 +34,7 @@
 
 mod authority;
 mod completions;
+mod config;
 mod connections;
 pub mod delivery;
 mod dispatch;
@@ -53,13 +54,12 @@ mod worker_slot;
 mod zerocopy_tx;
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use towpath_mux::io::{Driver, Event, Server, Tls};
+use towpath_mux::io::{Driver, Event, Server};
 use towpath_mux::mux::{Mux, Order, SendError};
 use towpath_ring::SocketFile;
 use towpath_ring::reaper::{PeerKey, Reaper};
@@ -67,10 +67,11 @@ use towpath_send::CopyMode;
 
 use crate::control::QueryInbox;
 use crate::process::socket_directory::{self, SocketDirectory};
-use crate::process::{Place, Program, Remote, Starter};
+use crate::process::{Program, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
+pub use config::{AwayConfig, Config};
 use connections::Connections;
 use dispatch::Dispatcher;
 pub use goodbye::WorkerEnd;
@@ -80,7 +81,7 @@ use process::Command;
 pub use process::WorkerExit;
 #[cfg(feature = "fleet")]
 pub(crate) use process::worker_ring;
-pub use signals::PoolControl;
+pub use signals::{Moved, PoolControl};
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
 pub use upgrade::{Inherited, InheritedFile, SERVICE, Upgradable, UpgradeStats};
@@ -97,49 +98,6 @@ const SIGNALS: u32 = 0;
 const POLL_INTERVAL: Duration = Duration::from_micros(10);
 /// Time after the drain deadline for the core to end the remaining connections and report them.
 const DRAIN_GRACE: Duration = Duration::from_millis(50);
-
-/// Configuration of a worker pool.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The program of a worker. `towpath` as the first word means this executable.
-    pub program: Program,
-    /// The mux in the configuration.
-    pub place: Place,
-    /// Starts the workers.
-    pub starter: Starter,
-    /// Number of workers. 0 with workers on other machines only.
-    pub workers: usize,
-    /// Workers on other machines.
-    pub away: Option<AwayConfig>,
-    /// Time for connections to finish when the pool ends, and for a replaced worker.
-    pub drain: Duration,
-    /// A worker that holds a message for longer is killed. `None`: no limit.
-    pub timeout: Option<Duration>,
-    /// End the connection of a message that was abandoned because its workers died.
-    pub close_undone: bool,
-    /// Name of the mux.
-    pub name: String,
-    /// The workers' channels are numbered from here + 1.
-    pub first_channel: u32,
-    /// The mode in which replies of 16 KiB and more are sent.
-    pub send: CopyMode,
-    /// A worker may send messages to all connections, and answer a message several times.
-    pub may_push: bool,
-    /// Compare the checksum of each long reply at completion with that at submission. Reads every byte twice.
-    /// See [`towpath_send::Counters::tampered`].
-    pub send_check: bool,
-    /// Certificates that SIGHUP reads again.
-    pub tls: Option<Tls>,
-}
-
-/// Workers on other machines.
-#[derive(Clone, Debug)]
-pub struct AwayConfig {
-    /// Gives them to this pool.
-    pub starter: Arc<dyn Remote>,
-    /// The most of them at the same time.
-    pub most: NonZeroUsize,
-}
 
 /// Why the pool cannot start, or failed.
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
@@ -41,7 +41,7 @@ pub(super) struct Signals {
     replace: UnixStream,
     upgrade: UnixStream,
     steps: Receiver<Step>,
-    moved: Arc<AtomicBool>,
+    moved: Arc<AtomicU8>,
     /// Readable when one of them is readable.
     either: std::os::fd::OwnedFd,
     pending: VecDeque<Signal>,
@@ -54,14 +54,26 @@ pub struct PoolControl {
     replace: UnixStream,
     upgrade: UnixStream,
     steps: Sender<Step>,
-    moved: Arc<AtomicBool>,
+    moved: Arc<AtomicU8>,
+}
+
+/// How far the connections have moved ([`PoolControl::moved`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Moved {
+    /// Some are to be handed over.
+    Partly,
+    /// Everything that can be handed over was.
+    Completely,
+    /// The new process has closed the channel before that.
+    Lost,
 }
 
 impl PoolControl {
-    /// Hands the connections over to a new process, until [`has_moved`](Self::has_moved). The pool then waits for
+    /// Hands the connections over to a new process, until [`moved`](Self::moved) says so. The pool then waits for
     /// [`complete`](Self::complete). If the new process ends before that, the pool accepts connections again.
     pub fn hand_over(&self, successor: Successor) {
-        self.moved.store(false, Ordering::Relaxed);
+        self.moved.store(Moved::Partly as u8, Ordering::Relaxed);
         self.step(Step::HandOver(successor));
     }
 
@@ -77,9 +89,10 @@ impl PoolControl {
         say(&self.upgrade);
     }
 
-    /// Returns true if everything that can be handed over was, or nothing more will be.
-    pub fn has_moved(&self) -> bool {
-        self.moved.load(Ordering::Relaxed)
+    /// How far the connections have moved.
+    pub fn moved(&self) -> Moved {
+        let moved = self.moved.load(Ordering::Relaxed);
+        [Moved::Partly, Moved::Lost].into_iter().find(|it| *it as u8 == moved).unwrap_or(Moved::Completely)
     }
 
     /// Drains the pool. A second call ends it at once.
@@ -121,7 +134,7 @@ impl Signals {
         add(&either, &replace, EventData::new_u64(1), EventFlags::IN)?;
         add(&either, &upgrade, EventData::new_u64(2), EventFlags::IN)?;
         let (sender, steps) = channel();
-        let moved = Arc::new(AtomicBool::new(true));
+        let moved = Arc::new(AtomicU8::new(Moved::Completely as u8));
         let orders = PoolControl {
             end: end_tx,
             replace: replace_tx,
@@ -155,9 +168,9 @@ impl Signals {
         self.steps.try_recv().ok()
     }
 
-    /// Tells [`PoolControl::has_moved`].
-    pub(super) fn tell_moved(&self) {
-        self.moved.store(true, Ordering::Relaxed);
+    /// Tells [`PoolControl::moved`].
+    pub(super) fn tell(&self, moved: Moved) {
+        self.moved.store(moved as u8, Ordering::Relaxed);
     }
 
     /// Returns true if an end request is pending.

@@ -30,7 +30,7 @@ use towpath_ring::SocketFile;
 
 use super::WorkerPool;
 use super::moved::MovedConnection;
-use super::signals::Step;
+use super::signals::{Moved, Step};
 use crate::control;
 use crate::quantity::count;
 use crate::service_manager;
@@ -519,7 +519,7 @@ impl WorkerPool {
     /// The process, of which this pool is a part, is replaced by a new one.
     fn hand_over_to(&mut self, successor: Successor) {
         if self.draining.is_some() {
-            return self.signals.tell_moved();
+            return self.signals.tell(Moved::Completely);
         }
         self.driver.server().suspend_listening(true);
         // Fails if there is no memory: a loss is then found at the next item.
@@ -591,15 +591,18 @@ impl WorkerPool {
     /// The new process has ended. If it did not have everything, this one serves what it still has, and accepts connections again
     /// unless it drains.
     fn lose_successor(&mut self, how: &str) {
+        let part = self.upgrades.is_part();
         let State::Moving(moving) = &mut self.upgrades.state else { return };
         moving.open = false;
         self.driver.unwatch(moving.successor.as_fd());
         if moving.given_up && moving.successor.is_flushed() {
             return;
         }
-        self.signals.tell_moved();
+        self.signals.tell(Moved::Lost);
         let back = moving.successor.take_back();
-        let continues = !moving.given_up && !moving.ending && self.draining.is_none();
+        // The process of a part decides what the end of the new one means.
+        let ending = moving.ending && !part;
+        let continues = !moving.given_up && !ending && self.draining.is_none();
         let server = self.driver.server();
         for (detail, fd, bytes) in back {
             if let Some(moved) = MovedConnection::parse(detail) {
@@ -656,9 +659,11 @@ impl WorkerPool {
         }
         if part {
             // The process owns the listeners and completes the upgrade, or takes everything back.
-            return if moving.done {
-                self.signals.tell_moved()
-            };
+            if moving.done {
+                // A new process that ends has not taken over.
+                self.signals.tell(if moving.ending { Moved::Lost } else { Moved::Completely });
+            }
+            return;
         }
         let empty = looked && moving.over == HandOver::default() && (moving.done || !moving.open);
         let until = moving.until;

@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 use towpath_port::pcap::Reader;
 use towpath_port::{Burst, Port, Received};
 
+use crate::child::assert_runs;
+use crate::example::example;
+
 /// Maximum number of repetitions of a query. Each one starts a process, so all of them take minutes.
 const TRIES: usize = 20_000;
 
@@ -23,9 +26,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn troublesome(words: &str) -> String {
-    let program = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("troublesome");
-    assert!(program.exists(), "{} is missing: `cargo test -p towpath` builds it", program.display());
-    format!("1={} {words}", program.display())
+    format!("1={} {words}", example("troublesome"))
 }
 
 /// A replay whose capture is still being made.
@@ -114,7 +115,12 @@ impl Engine {
     }
 
     fn until(&self, args: &[&str], done: impl Fn(&Output) -> bool) {
-        let last = (0..TRIES).map(|_| self.ctl(args)).find(|output| done(output));
+        let mut tries = (0..TRIES).map(|_| {
+            let output = self.ctl(args);
+            assert_runs(&self.child);
+            output
+        });
+        let last = tries.find(|output| done(output));
         assert!(last.is_some(), "{args:?} never came to an end: {}", text(&self.ctl(args).stderr));
     }
 

@@ -2,9 +2,13 @@
 
 mod bpf;
 mod captures;
+#[path = "../common/child.rs"]
+mod child;
 mod conversations;
 mod ctl;
 mod docs;
+#[path = "../common/example.rs"]
+mod example;
 mod example_rules;
 mod frame;
 mod framing;

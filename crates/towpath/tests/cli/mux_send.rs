@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::example::example;
+
 const FRAMING: &str = "offset=0 length=4 be adjust=4";
 
 struct Mux {
@@ -40,7 +42,7 @@ impl Mux {
             .args(["mux", "127.0.0.1:0", "--framing", FRAMING, "--send", how])
             .args(more)
             .arg("--worker")
-            .arg(bin.with_file_name("examples").join("mux_worker"))
+            .arg(example("mux_worker"))
             .arg("--control")
             .arg(&control)
             .stderr(Stdio::piped())

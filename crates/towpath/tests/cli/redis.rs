@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::example::example;
+
 /// A `towpath mux` process that is killed on drop.
 struct Mux(Child);
 
@@ -19,8 +21,7 @@ impl Drop for Mux {
 fn redis_clients_are_served_by_processes() {
     let keys = tempfile::tempdir().expect("a directory");
     let towpath = Path::new(env!("CARGO_BIN_EXE_towpath"));
-    let worker = towpath.with_file_name("examples").join("redis");
-    let worker = format!("{} {}", worker.display(), keys.path().display());
+    let worker = format!("{} {}", example("redis"), keys.path().display());
     let mux = Command::new(towpath)
         .args([
             "mux",

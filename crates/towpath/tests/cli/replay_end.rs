@@ -11,6 +11,8 @@ use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Port, Received};
 use towpath_ring::Consumer;
 
+use crate::child::assert_runs;
+
 /// A replay whose temporary directories are in a directory of the test.
 struct Replay {
     directory: tempfile::TempDir,
@@ -44,7 +46,10 @@ impl Replay {
 
     /// Where its inspector is to attach, and its process.
     fn inspector(&self) -> (PathBuf, Pid) {
-        until(|| self.path("said").exists());
+        until(|| {
+            assert_runs(&self.child);
+            self.path("said").exists()
+        });
         let said = fs::read_to_string(self.path("said")).unwrap();
         let (socket, pid) = said.trim().rsplit_once(' ').unwrap();
         (socket.into(), Pid::from_raw(pid.parse().unwrap()).unwrap())
@@ -121,7 +126,10 @@ fn while_more_of_the_capture_is_to_come() {
     Writer::create(empty.path()).unwrap().finish().unwrap();
     replay.child.stdin.as_mut().unwrap().write_all(&fs::read(empty.path()).unwrap()).unwrap();
     let socket = replay.path("ctl.sock");
-    until(|| socket.exists());
+    until(|| {
+        assert_runs(&replay.child);
+        socket.exists()
+    });
     // Held open until it has ended.
     let input = replay.child.stdin.take();
     replay.end(Signal::HUP, "SIGHUP");

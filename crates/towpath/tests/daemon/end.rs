@@ -5,11 +5,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, settled, until, veth, within};
+use towpath_port::netns::{Host, settled, veth, within};
 use towpath_ring::Consumer;
 
 use crate::bridged::BRIDGE;
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 /// Much longer than an end without a wait, much shorter than the wait for the inspector.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,6 +41,7 @@ fn a_second_signal_waits_for_no_inspector() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let log = Log::of(&mut engine);
         let control = Control::of(directory.path());
         until(|| control.ctl("show stats").status.success());
         let _inspector = Consumer::attach(path("q1.sock")).unwrap();
@@ -61,9 +62,8 @@ fn a_second_signal_waits_for_no_inspector() {
             }
             std::thread::yield_now();
         }
-        let output = engine.wait_with_output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{said}");
+        let (said, status) = (log.whole(), engine.wait().unwrap());
+        assert!(status.success(), "{said}");
         assert!(said.contains("second stop signal"), "{said}");
         assert!(said.contains("inspectors still held packets after"), "{said}");
     });

@@ -15,9 +15,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use towpath_fleet::Output;
 use towpath_fleet::nats::{Bus, BusConfig, Incoming, ServerConfig};
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 
 use crate::live::machines::*;
+use crate::support::{Log, until};
 
 /// Only the first packet of a connection makes a state. All other packets need one.
 const RULES: &str = "add 100 allow layer2 mac-type arp\nadd 200 check-state\n\
@@ -67,7 +68,7 @@ fn permissions(gate: &str) -> String {
 }
 
 /// nats-server(1) in this thread's namespace. Ends when it is dropped.
-struct Server(Child);
+struct Server(Child, #[expect(dead_code, reason = "`until` shows it")] Log);
 
 impl Server {
     fn start(directory: &Path) -> Self {
@@ -78,8 +79,10 @@ impl Server {
         let file = directory.join("nats.conf");
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new("nats-server");
-        command.arg("--config").arg(file).stdout(Stdio::null()).stderr(Stdio::null());
-        let server = Self(command.spawn().unwrap());
+        command.arg("--config").arg(file).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let log = Log::of(&mut child);
+        let server = Self(child, log);
         until(|| TcpStream::connect("127.0.0.1:4222").is_ok());
         server
     }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_ring::{Consumer, Kind, Loss, Verdict, group};
 
 use crate::live::machines::*;
+use crate::support::until;
 
 const IPFIX: &str = "[ipfix]\ncollector = \"127.0.0.1:4739\"\nstarts = true\n";
 

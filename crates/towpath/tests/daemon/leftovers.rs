@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use towpath_port::netns::{ip, until, veth, within};
+use towpath_port::netns::{ip, veth, within};
 
 use crate::bridged::BRIDGE;
+use crate::support::until;
 
 fn engine(directory: &Path) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_towpath"))

@@ -1,34 +1,32 @@
 //! `towpath run` at its limits: descriptors, traces, the queue of an interface, SIGKILL. The engine waits for room or counts the loss,
 //! and uses room that becomes free.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 
 use crate::bridged::BRIDGE;
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 struct Engine {
     control: Control,
     child: Child,
-    /// The lines of its standard error.
-    said: Receiver<String>,
+    log: Log,
 }
 
 impl Engine {
     /// Starts the engine in a shell, after the commands `before`.
     fn start(directory: &Path, config: &str, before: &str) -> Self {
-        Self::try_start(directory, config, before).unwrap_or_else(|said| panic!("{said:?}"))
+        Self::try_start(directory, config, before).unwrap_or_else(|said| panic!("{said}"))
     }
 
     /// Starts the engine. On an error, returns its output.
-    fn try_start(directory: &Path, config: &str, before: &str) -> Result<Self, Vec<String>> {
+    fn try_start(directory: &Path, config: &str, before: &str) -> Result<Self, String> {
         std::fs::write(directory.join("t.toml"), config).unwrap();
         std::fs::write(directory.join("r.ipfw"), "add 100 allow ip from any to any\n").unwrap();
         let mut child = Command::new("sh")
@@ -38,29 +36,26 @@ impl Engine {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let (lines, said) = channel();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || {
-            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
-        });
-        let mut engine = Self { control: Control::of(directory), child, said };
+        let log = Log::of(&mut child);
+        let mut engine = Self { control: Control::of(directory), child, log };
         let mut ended = false;
         until(|| {
             ended = engine.child.try_wait().unwrap().is_some();
             ended || engine.control.ctl("show stats").status.success()
         });
-        if ended { Err(engine.said.iter().collect()) } else { Ok(engine) }
+        if ended { Err(engine.log.whole()) } else { Ok(engine) }
     }
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops it. Returns the rest of its output.
-    fn stop(mut self) -> Vec<String> {
+    /// Stops it. Returns its output.
+    fn stop(mut self) -> String {
         self.signal(Signal::TERM);
-        assert!(self.child.wait().unwrap().success());
-        self.said.iter().collect()
+        let said = self.log.whole();
+        assert!(self.child.wait().unwrap().success(), "{said}");
+        said
     }
 }
 
@@ -76,7 +71,7 @@ fn connections_wait_for_free_descriptors() {
         // More connections than free descriptors: the last ones wait.
         let clients: Vec<_> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
         let waits = |what: &str| {
-            engine.said.try_iter().any(|line| line.contains(what) && line.contains("connections wait"))
+            engine.log.text().lines().any(|line| line.contains(what) && line.contains("connections wait"))
         };
         until(|| waits("control: "));
         let dump = || {
@@ -107,7 +102,7 @@ fn connections_wait_for_free_descriptors() {
         assert!(engine.control.ctl("show rules").status.success());
         let said = engine.stop();
         // The wait was logged at most once for each power of two of its seconds.
-        assert!(said.iter().filter(|line| line.contains("connections wait")).count() < 20, "{said:?}");
+        assert!(said.matches("connections wait").count() < 20, "{said}");
     });
 }
 

@@ -7,19 +7,21 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
-use towpath_port::netns::until;
 
-use crate::support::Control;
+use crate::example::example;
+use crate::support::{Control, LogFile, until};
 
 /// An engine with a mux, whose log is a file.
 struct Engine {
     directory: TempDir,
     at: SocketAddr,
     child: Child,
+    _watched: Option<Arc<LogFile>>,
 }
 
 impl Engine {
@@ -28,7 +30,8 @@ impl Engine {
         let directory = tempfile::tempdir().unwrap();
         // A port that was free a moment ago.
         let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut engine = Self { directory, at, child: Command::new("true").spawn().unwrap() };
+        let child = Command::new("true").spawn().unwrap();
+        let mut engine = Self { directory, at, child, _watched: None };
         engine.write(log);
         std::fs::write(engine.path("r"), "add 100 allow log tcp from any to any keep-state\n").unwrap();
         let file = File::create(engine.path("log")).unwrap();
@@ -36,6 +39,7 @@ impl Engine {
         command.arg("run").args(arguments).arg(engine.path("t.toml")).stdout(Stdio::null()).stderr(file);
         engine.child.wait().unwrap();
         engine.child = command.spawn().unwrap();
+        engine._watched = Some(LogFile::of(&engine.child, engine.path("log")));
         until(|| engine.control().ctl("show mux").status.success());
         engine
     }
@@ -46,12 +50,11 @@ impl Engine {
 
     /// Writes the configuration.
     fn write(&self, log: &str) {
-        let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+        let worker = example("mux_worker");
         let text = format!(
             "rules = \"r\"\n[mux.web]\nlisten = \"{}\"\nframing = \"line\"\nworkers = 1\nworker = \"{}\"\n\
              [control]\nsocket = \"ctl.sock\"\n[log]\n{log}\n",
-            self.at,
-            worker.display()
+            self.at, worker
         );
         std::fs::write(self.path("t.toml"), text).unwrap();
     }

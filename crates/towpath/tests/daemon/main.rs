@@ -3,6 +3,8 @@
 mod bridged;
 mod configs;
 mod end;
+#[path = "../common/example.rs"]
+mod example;
 mod fleet;
 mod flow_records;
 mod guides;
@@ -13,6 +15,7 @@ mod log;
 mod metrics;
 #[path = "../common/openssl.rs"]
 mod openssl;
+mod port_privileges;
 mod privileges;
 mod reload;
 mod run;

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use crate::live::machines::*;
+use crate::support::until;
 
 const ADDRESS: &str = "127.0.0.1:9464";
 const METRICS: &str = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";

@@ -1,18 +1,17 @@
 //! Reloads of the configuration of `towpath run` under traffic: all changes take effect in one step, and no packet is dropped.
 
-use std::io::{BufRead, BufReader, Lines};
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 /// Number of reloads.
 const RELOADS: u32 = 120;
@@ -20,7 +19,7 @@ const RELOADS: u32 = 120;
 struct Engine {
     control: Control,
     child: Child,
-    said: Lines<BufReader<ChildStderr>>,
+    log: Log,
 }
 
 impl Engine {
@@ -31,8 +30,8 @@ impl Engine {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stderr.take().unwrap()).lines();
-        let engine = Self { control: Control::of(directory), child, said };
+        let log = Log::of(&mut child);
+        let engine = Self { control: Control::of(directory), child, log };
         until(|| engine.control.ctl("show stats").status.success());
         engine
     }
@@ -40,12 +39,8 @@ impl Engine {
     /// Sends SIGHUP and waits until the engine has logged the reload.
     fn reload(&mut self) {
         kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
-        let line = self.says("reloaded: ");
+        let line = self.log.line("reloaded: ");
         assert!(!line.contains("not reloaded"), "{line}");
-    }
-
-    fn says(&mut self, what: &str) -> String {
-        self.said.find_map(|line| Some(line.unwrap()).filter(|line| line.contains(what))).expect(what)
     }
 
     fn stop(mut self) {
@@ -275,7 +270,7 @@ fn states_are_rechecked_in_the_background() {
         // However far it is.
         let looked = stats(&engine)["recheck"]["looked"].as_u64().unwrap();
         assert!(looked <= FLOWS.into(), "{looked}");
-        let line = engine.says("re-checked ");
+        let line = engine.log.line("re-checked ");
         assert!(line.contains(&format!("{FLOWS} states: {} dropped", FLOWS / 2)), "{line}");
         let recheck = stats(&engine)["recheck"].clone();
         assert_eq!((&recheck["running"], &recheck["dropped"]), (&false.into(), &(FLOWS / 2).into()));

@@ -9,8 +9,10 @@ use std::process::{Command, Output, Stdio};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, getpgid, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{until, veth, within};
+use towpath_port::netns::{veth, within};
 use towpath_port::pcap::Writer;
+
+use crate::support::{Log, until};
 
 fn towpath(args: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_towpath")).args(args).output().unwrap();
@@ -48,15 +50,13 @@ fn the_examples_start() {
     within(|| {
         veth("eth0", "e0");
         veth("eth1", "e1");
-        let programs = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples");
         for example in examples() {
             let directory = tempfile::tempdir().unwrap();
             let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-            let program = |name: &str| format!("\"{}", programs.join(name).display());
             let text = std::fs::read_to_string(&example)
                 .unwrap()
-                .replace("\"../../target/debug/examples/worker", &program("mux_worker"))
-                .replace("\"../../target/debug/examples/redis", &program("redis"))
+                .replace("../../target/debug/examples/worker", &crate::example::example("mux_worker"))
+                .replace("../../target/debug/examples/redis", &crate::example::example("redis"))
                 .replace("/dev/shm/keys", &path("keys"))
                 .replace("/run/towpath/control.sock", &path("ctl.sock"))
                 .replace("/run/towpath/", &path(""));
@@ -467,12 +467,13 @@ fn a_reload_during_the_start_is_not_lost() {
          [port.b]\ndriver = \"pcap\"\nwrite = \"out.pcap\"\n[queue.1]\ncommand = \"sh -c '{tells}'\"\n"
     );
     std::fs::write(path("t.toml"), text).unwrap();
-    let engine = Command::new(env!("CARGO_BIN_EXE_towpath"))
+    let mut engine = Command::new(env!("CARGO_BIN_EXE_towpath"))
         .args(["run", &path("t.toml")])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let log = Log::of(&mut engine);
     // Its handled signals (proc_pid_status(5)).
     until(|| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", engine.id())).unwrap();
@@ -488,6 +489,6 @@ fn a_reload_during_the_start_is_not_lost() {
     let pid = Pid::from_raw(std::fs::read_to_string(path("pid")).unwrap().trim().parse().unwrap()).unwrap();
     assert_eq!(getpgid(Some(pid)).unwrap(), pid);
     drop(capture);
-    let output = engine.wait_with_output().unwrap();
-    assert!(output.status.success(), "{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    let (said, status) = (log.whole(), engine.wait().unwrap());
+    assert!(status.success(), "{status:?}: {said}");
 }

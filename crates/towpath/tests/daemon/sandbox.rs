@@ -1,14 +1,18 @@
 //! The files of an engine, and the sandboxes of the programs that it starts.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_port::{Frame, LinkType, Port, af_packet};
 
+use crate::bridged::BRIDGE;
+use crate::example::example;
 use crate::privileges::{Engine, INSPECT, status};
+use crate::support::until;
 
 /// What a sandboxed shell tries before it becomes an inspector. Each line of DIR/out/results is a word and an exit status.
 const PROBE: &str = r#"
@@ -117,14 +121,14 @@ fn a_program_uses_only_what_its_sandbox_permits() {
 #[test]
 fn a_worker_uses_only_what_its_sandbox_permits() {
     within(|| {
-        let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+        let worker = example("mux_worker");
         let more = format!(
             "[mux.web]\nlisten = \"unix:DIR/mux.sock\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
              worker = \"sh DIR/given/probe\"\n[mux.web.sandbox]\nnamespaces = [\"net\", \"ipc\", \"uts\", \"cgroup\"]\n\
              read = [\"given\", \"{}\"]\nwrite = [\"out\"]\n",
-            worker.display()
+            worker
         );
-        let mut engine = start(&more, 0, &worker.display().to_string());
+        let mut engine = start(&more, 0, &worker);
         let mut stream = None;
         until(|| {
             stream = UnixStream::connect(engine.directory.path().join("mux.sock")).ok();
@@ -235,4 +239,45 @@ fn a_reload_reads_only_directories_that_were_named_at_the_start() {
             assert!(line.contains(expected), "{line}\n{expected}");
         }
     });
+}
+
+/// The name and the number of seccomp filters of each thread.
+fn threads(pid: u32) -> Vec<(String, u32)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let filters = |task: std::fs::DirEntry| {
+        // It may have ended.
+        let text = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let value =
+            |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+        Some((value("Name:"), value("Seccomp_filters:").parse().unwrap()))
+    };
+    tasks.filter_map(|task| filters(task.unwrap())).collect()
+}
+
+/// A thread that restricts its system calls restricts its files, unless it has inherited that. All threads do so, whatever starts them.
+#[towpath_testenv::needs(netns, xdp, landlock)]
+#[test]
+fn every_thread_has_the_filter_of_its_role() {
+    let more = format!(
+        "{INSPECT}[mux.web]\nlisten = \"unix:DIR/web.sock\"\nframing = \"line\"\nworkers = 1\nworker = \"{0}\"\n\
+         [mux.api]\nlisten = \"unix:DIR/api.sock\"\nframing = \"line\"\nworkers = 1\nthread = \"own\"\nworker = \"{0}\"\n\
+         [metrics]\nlisten = \"unix:DIR/metrics.sock\"\n[events]\noutput = \"DIR/events\"\n\
+         [ipfix]\ncollector = \"127.0.0.1:4739\"\n",
+        example("mux_worker")
+    );
+    // The filters of all roles together, and those of the role.
+    const PROCESS: u32 = 2;
+    for driver in ["af_packet", "af_xdp"] {
+        within(|| {
+            let engine = Engine::start_with(&BRIDGE.replace("af_packet", driver), &more, 1, |_| {});
+            let found = || threads(engine.child.id());
+            until(|| found().iter().all(|(_, filters)| *filters > PROCESS));
+            let names: BTreeSet<_> = found().into_iter().map(|(name, _)| name).collect();
+            for expected in ["towpath", "engine-0", "mux-api", "log", "reaper"] {
+                assert!(names.contains(expected), "{driver}: no {expected}: {names:?}");
+            }
+            let (code, said) = engine.stop();
+            assert_eq!(code, Some(0), "{driver}: {said}");
+        });
+    }
 }

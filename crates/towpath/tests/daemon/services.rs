@@ -1,16 +1,17 @@
 //! `towpath run` with muxes: rules admit connections, and a connection ends when the rules no longer admit it.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::ops::Deref;
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::example::example;
 use crate::openssl;
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 const RULES: &str = "\
 table blocked create type addr
@@ -22,7 +23,7 @@ add 200 reset log tcp from any to any setup recv shut
 struct Engine {
     control: Control,
     child: Child,
-    stderr: BufReader<ChildStderr>,
+    log: Log,
 }
 
 impl Deref for Engine {
@@ -42,12 +43,12 @@ impl Engine {
     /// Starts an engine with `more` keys for each of these muxes.
     fn with(directory: &Path, more: &str) -> (Self, [String; 2]) {
         let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
-        let worker = bin.with_file_name("examples").join("mux_worker");
+        let worker = example("mux_worker");
         let mux = |name| {
             format!(
                 "[mux.{name}]\nlisten = \"127.0.0.1:0\"\nframing = \"offset=0 length=4 be adjust=4\"\n\
                  worker = \"{}\"\nworkers = 2\n{more}",
-                worker.display()
+                worker
             )
         };
         let text = format!("rules = \"r\"\n{}{}[control]\nsocket = \"ctl.sock\"\n", mux("web"), mux("shut"));
@@ -59,26 +60,15 @@ impl Engine {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut engine = Self { control: Control::of(directory), child, stderr };
-        let mut listens = |name: &str| {
-            let line = engine.until(&format!("mux {name}: listens on "));
+        let log = Log::of(&mut child);
+        let engine = Self { control: Control::of(directory), child, log };
+        let listens = |name: &str| {
+            let line = engine.log.line(&format!("mux {name}: listens on "));
             line.rsplit(' ').next().unwrap().trim().to_owned()
         };
         let addresses = [listens("web"), listens("shut")];
         until(|| engine.ctl("show mux").status.success());
         (engine, addresses)
-    }
-
-    /// Reads the log until a line contains this text.
-    fn until(&mut self, what: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert!(self.stderr.read_line(&mut line).unwrap() > 0, "it ended without: {what}");
-            if line.contains(what) {
-                return line;
-            }
-        }
     }
 
     fn states(&self) -> usize {
@@ -92,14 +82,6 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-fn until(mut met: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !met() {
-        assert!(begun.elapsed() < Duration::from_secs(120), "it never was");
-        std::thread::yield_now();
     }
 }
 
@@ -141,7 +123,7 @@ fn rules_decide_which_connections_are_served() {
 
     // A connection to `shut` is reset, and this is logged.
     let mut stream = connect(&shut);
-    engine.until("200 Reset");
+    engine.log.line("200 Reset");
     assert_eq!(ask(&mut stream, b"hello"), Err(ErrorKind::ConnectionReset));
 
     let mux = engine.json("show mux --json");
@@ -160,7 +142,7 @@ fn rules_decide_which_connections_are_served() {
 
     // Without their rule the connections end.
     assert!(engine.ctl("delete 100").status.success());
-    engine.until("the rules no longer admit this peer");
+    engine.log.line("the rules no longer admit this peer");
     for stream in [&mut second, &mut third] {
         let mut end = [0];
         assert!(stream.read(&mut end).map_or(true, |read| read == 0), "it goes on without its rule");
@@ -168,7 +150,7 @@ fn rules_decide_which_connections_are_served() {
     until(|| engine.states() == 0);
 
     kill_process(Pid::from_child(&engine.child), Signal::TERM).unwrap();
-    engine.until("mux shut: ");
+    engine.log.line("mux shut: ");
     assert!(engine.child.wait().unwrap().success());
 }
 
@@ -178,7 +160,7 @@ fn a_mux_speaks_tls() {
     let directory = tempfile::tempdir().unwrap();
     openssl::certificate(directory.path(), "web", "/CN=localhost", &[]);
     // Names of files are relative to the configuration's directory.
-    let (mut engine, [web, _]) =
+    let (engine, [web, _]) =
         Engine::with(directory.path(), "tls-cert = \"web.pem\"\ntls-key = \"web.key\"\n");
     let verify = ["-verify_return_error", "-CAfile", "web.pem"];
     let mut client = openssl::client(&web, directory.path(), &verify);
@@ -193,7 +175,7 @@ fn a_mux_speaks_tls() {
     drop(client);
     until(|| engine.states() == 0);
     connect(&web).write_all(b"hello, this is no handshake").unwrap();
-    assert!(engine.until("was not attached").contains("TLS: "));
+    assert!(engine.log.line("was not attached").contains("TLS: "));
 }
 
 /// A reload reads the certificates again. Files that are not usable do not prevent it, and change nothing.
@@ -207,7 +189,7 @@ fn a_reload_reads_certificates_again() {
     std::fs::copy(file("web.pem"), file("ca.pem")).unwrap();
     let keys = "tls-cert = \"web.pem\"\ntls-key = \"web.key\"\ntls-client-ca = \"ca.pem\"\n\
                 tls-client-optional = true\n";
-    let (mut engine, [web, _]) = Engine::with(directory.path(), keys);
+    let (engine, [web, _]) = Engine::with(directory.path(), keys);
     let subject = || {
         let output =
             Command::new("openssl").args(["s_client", "-connect", &web]).stdin(Stdio::null()).output();
@@ -219,14 +201,14 @@ fn a_reload_reads_certificates_again() {
     make("two");
     std::fs::write(file("ca.pem"), "nothing").unwrap();
     reload(&engine);
-    let line = engine.until("mux web: the certificates that were read before stay in use");
+    let line = engine.log.line("mux web: the certificates that were read before stay in use");
     assert!(line.contains("ca.pem: no certificate in PEM"), "{line}");
-    engine.until("reloaded: 0 rules added");
+    engine.log.line("reloaded: 0 rules added");
     assert_eq!(subject(), "subject=CN = one");
     std::fs::copy(file("web.pem"), file("ca.pem")).unwrap();
     reload(&engine);
-    engine.until("mux web: new connections get the certificate that was just read");
-    engine.until("reloaded: 0 rules added");
+    engine.log.line("mux web: new connections get the certificate that was just read");
+    engine.log.line("reloaded: 0 rules added");
     assert_eq!(subject(), "subject=CN = two");
 }
 
@@ -265,7 +247,7 @@ fn the_signal_for_an_upgrade_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let (mut engine, _) = Engine::start(directory.path());
     kill_process(Pid::from_child(&engine.child), Signal::USR2).unwrap();
-    engine.until("SIGUSR2 ignored: ");
+    engine.log.line("SIGUSR2 ignored: ");
     assert!(engine.child.try_wait().unwrap().is_none());
 }
 
@@ -273,7 +255,7 @@ fn the_signal_for_an_upgrade_is_ignored() {
 #[test]
 fn a_reload_is_taken_as_a_whole_or_not_at_all() {
     let directory = tempfile::tempdir().unwrap();
-    let (mut engine, _) = Engine::start(directory.path());
+    let (engine, _) = Engine::start(directory.path());
     let path = |name: &str| directory.path().join(name);
     let before = std::fs::read_to_string(path("t.toml")).unwrap();
     let reload = |engine: &Engine, socket: &str| {
@@ -285,9 +267,9 @@ fn a_reload_is_taken_as_a_whole_or_not_at_all() {
         |engine: &Engine| String::from_utf8(engine.ctl("show rules").stdout).unwrap().contains("00300");
     // `r` is a file.
     reload(&engine, "r/queue");
-    engine.until("not reloaded: queue 2: ");
+    engine.log.line("not reloaded: queue 2: ");
     assert!(!has_rule(&engine));
     reload(&engine, "queue");
-    engine.until("reloaded: 1 rule added");
+    engine.log.line("reloaded: 1 rule added");
     assert!(has_rule(&engine) && path("queue").exists());
 }

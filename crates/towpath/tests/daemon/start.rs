@@ -1,25 +1,26 @@
 //! The start of `towpath run` with live ports: failures, a stop before the programs have attached, a PID namespace.
 
 use std::fs::Permissions;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{until, veth, within};
+use towpath_port::netns::{veth, within};
 use towpath_ring::Consumer;
 
 use crate::bridged::BRIDGE;
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 /// Time limit for an end without a wait: much longer than necessary.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts an engine with `more` in its configuration.
-fn start(directory: &Path, more: &str) -> Child {
-    command(directory, more, &[]).spawn().unwrap()
+fn start(directory: &Path, more: &str) -> (Child, Log) {
+    let mut child = command(directory, more, &[]).spawn().unwrap();
+    let log = Log::of(&mut child);
+    (child, log)
 }
 
 /// Starts an engine by a command line that begins with `before`.
@@ -34,7 +35,7 @@ fn command(directory: &Path, more: &str, before: &[&str]) -> Command {
 }
 
 /// Returns the exit code and the output. Kills the process if it does not end.
-fn ended(mut child: Child) -> (Option<i32>, String) {
+fn ended((mut child, log): (Child, Log)) -> (Option<i32>, String) {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > PATIENCE {
@@ -42,8 +43,7 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
         }
         std::thread::yield_now();
     }
-    let output = child.wait_with_output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    (child.wait().unwrap().code(), log.whole())
 }
 
 #[towpath_testenv::needs(netns)]
@@ -93,10 +93,10 @@ fn sigterm_ends_an_engine_whose_programs_have_not_attached() {
             std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).unwrap();
             // It never attaches, but reports that it runs.
             let command = format!("sh -c 'touch {}/there; exec sleep 1000'", directory.path().display());
-            let child = start(directory.path(), &format!("{more}\"{command}\"\n"));
+            let engine = start(directory.path(), &format!("{more}\"{command}\"\n"));
             until(|| directory.path().join("there").exists());
-            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-            let (code, said) = ended(child);
+            kill_process(Pid::from_child(&engine.0), Signal::TERM).unwrap();
+            let (code, said) = ended(engine);
             assert_eq!(code, Some(0), "{more}{said}");
             assert!(!directory.path().join("ctl.sock").exists(), "{more}");
         }
@@ -114,11 +114,9 @@ fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
         let queue = "[queue.1]\nsocket = \"q1.sock\"\n";
         let mut engine = command(directory.path(), queue, &["unshare", "--pid", "--fork", "--kill-child"]);
         let mut engine = engine.spawn().unwrap();
+        let _log = Log::of(&mut engine);
         let control = Control::of(directory.path());
-        until(|| {
-            assert!(engine.try_wait().unwrap().is_none(), "{}", ended_said(&mut engine));
-            directory.path().join("ctl.sock.ring").exists()
-        });
+        until(|| directory.path().join("ctl.sock.ring").exists());
         let stats = control.json("show stats --json");
         assert_eq!(stats["stats"]["packets"], 0, "{stats}");
         assert!(control.ctl("dump states").status.success());
@@ -141,10 +139,4 @@ fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
         engine.kill().unwrap();
         engine.wait().unwrap();
     });
-}
-
-fn ended_said(child: &mut Child) -> String {
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    said
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::until;
 
-use crate::support::Control;
+use crate::example::example;
+use crate::support::{Control, until};
 
 /// A pipe whose reader has closed it.
 fn unread() -> PipeWriter {
@@ -48,11 +48,11 @@ fn commands_end_as_they_would() {
 #[test]
 fn an_engine_goes_on_reloads_and_ends() {
     let directory = tempfile::tempdir().unwrap();
-    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let worker = example("mux_worker");
     let text = format!(
         "rules = \"r\"\n[mux.web]\nlisten = \"127.0.0.1:0\"\nframing = \"line\"\nworkers = 1\nworker = \"{}\"\n\
          [control]\nsocket = \"ctl.sock\"\n",
-        worker.display()
+        worker
     );
     let config = directory.path().join("t.toml");
     std::fs::write(&config, text).unwrap();
@@ -81,13 +81,13 @@ fn full() -> (std::io::PipeReader, PipeWriter) {
 #[test]
 fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are_counted() {
     let directory = tempfile::tempdir().unwrap();
-    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let worker = example("mux_worker");
     // A port that was free a moment ago, because the line with the port number cannot be read.
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let text = format!(
         "rules = \"r\"\n[mux.web]\nlisten = \"{at}\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
          worker = \"{}\"\n[control]\nsocket = \"ctl.sock\"\n",
-        worker.display()
+        worker
     );
     let config = directory.path().join("t.toml");
     std::fs::write(&config, text).unwrap();

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -15,10 +16,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use tempfile::TempDir;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
+use crate::example::example;
 use crate::live::machines::*;
-use crate::support::Control;
+use crate::support::{Control, LogFile, until};
 
 /// A manager and its engine, which has one mux.
 struct Manager {
@@ -27,6 +29,7 @@ struct Manager {
     child: Child,
     commands: ChildStdin,
     events: Receiver<Value>,
+    _watched: Arc<LogFile>,
 }
 
 /// An address that was free a moment ago.
@@ -64,7 +67,8 @@ impl Manager {
                 let _ = sender.send(serde_json::from_str(&line).unwrap());
             }
         });
-        let this = Self { directory, at, child, commands, events };
+        let watched = LogFile::of(&child, directory.path().join("log"));
+        let this = Self { directory, at, child, commands, events, _watched: watched };
         this.write(&format!("\"{at}\""));
         std::fs::write(this.path("r"), "add 100 allow tcp from any to any\n").unwrap();
         this
@@ -76,11 +80,11 @@ impl Manager {
 
     /// Writes a configuration that listens on these addresses.
     fn write(&self, listen: &str) {
-        let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+        let worker = example("mux_worker");
         let text = format!(
             "rules = \"r\"\n[mux.web]\nlisten = [{listen}]\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
              thread = 0\nworker = \"{}\"\n[control]\nsocket = \"ctl.sock\"\n",
-            worker.display()
+            worker
         );
         std::fs::write(self.path("t.toml"), text).unwrap();
     }
@@ -263,14 +267,14 @@ fn sockets_of_the_manager_are_used() {
 fn a_mux_uses_the_sockets_of_the_manager() {
     let (at, other) = (free(), free());
     let [listen, more] = [("web", at), ("unused", other)].map(|(name, at)| format!("{name}={at}"));
-    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let worker = example("mux_worker");
     let address = at.to_string();
     let words = ["mux", &address, "--framing", "offset=0 length=4 be adjust=4", "--workers", "1", "--worker"];
     let mut manager = Manager::of(
         tempfile::tempdir().unwrap(),
         at,
         &["--listen", &listen, "--listen", &more],
-        &[&words[..], &[worker.to_str().unwrap()]].concat(),
+        &[&words[..], &[&worker]].concat(),
     );
     // The manager listens before the mux runs.
     let mut waiting = None;

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::live::machines::*;
+use crate::support::until;
 
 /// A terminal of 80 columns and 24 lines, in a tmux server of its own.
 struct Screen {

@@ -8,9 +8,9 @@ use super::{AddressFamily, ICMP, ICMP6, States, TCP};
 use crate::state::concurrent::worker_counters::Counter;
 use crate::state::events::EventKind;
 use crate::state::sctp::Phase;
+use crate::state::table::count::{count_of, is_count_high, one_packet, small_count, unpack_count};
 use crate::state::table::entry::{
     ASSURED, BurstTime, Entry, ExpiryChange, Header, PacketInfo, SCTP, SEEN_REPLY, STRICT, WIDE_COUNTS,
-    count_of, is_count_high, one_packet, small_count, unpack_count,
 };
 use crate::state::table::family::Family;
 use crate::state::table::index::Probe;

@@ -18,6 +18,7 @@
 
 use crate::state::concurrent::sync::Ordering;
 use crate::state::sctp;
+use crate::state::table::count::{BYTE_BITS, is_count_high, one_packet, unpack_count};
 use crate::state::table::key::{Key, Side};
 use crate::state::table::memory::WORDS;
 use crate::state::table::slab::Words;
@@ -85,11 +86,6 @@ const PARENT: u32 = 40;
 
 /// The number of parents that states can refer to.
 pub(crate) const MAX_PARENTS: u32 = (1 << (u64::BITS - PARENT)) - 1;
-
-/// Bytes in the low bits, packets above. A packet has less than 2^17 bytes: 2^19 threads at once could not carry a
-/// count from the high mark to overflow.
-const BYTE_BITS: u32 = 37;
-const COUNT_HIGH: u64 = 1 << (BYTE_BITS - 1) | 1 << 63;
 
 /// The fields of a packet that a state uses.
 #[derive(Clone, Copy)]
@@ -633,34 +629,6 @@ fn config(parent: u32, origin: Origin, scales: u64, lifetime: Option<u32>, every
     let lifetime = lifetime.map_or(NO_LIFETIME, |seconds| seconds.min(MAX_LIFETIME).into());
     let scales = if every_packet { EVERY_PACKET } else { scales };
     u64::from(parent.min(MAX_PARENTS)) << PARENT | u64::from(origin.to_bits()) << ORIGIN | scales | lifetime
-}
-
-/// The increment of a count by one packet.
-#[inline]
-pub(crate) fn one_packet(bytes: u32) -> u64 {
-    1 << BYTE_BITS | u64::from(bytes)
-}
-
-/// The count of several packets.
-pub(crate) fn count_of(packets: u64, bytes: u64) -> u64 {
-    packets << BYTE_BITS | bytes
-}
-
-/// The count of several packets, if a word has room for it and as much again.
-pub(crate) fn small_count([packets, bytes]: [u64; 2]) -> Option<u64> {
-    let small = packets >> (63 - BYTE_BITS) == 0 && bytes >> (BYTE_BITS - 1) == 0;
-    small.then(|| count_of(packets, bytes))
-}
-
-/// Returns true if the counts must be moved soon.
-#[inline]
-pub(crate) fn is_count_high(count: u64) -> bool {
-    count & COUNT_HIGH != 0
-}
-
-/// Packets and bytes of a count.
-pub(crate) fn unpack_count(count: u64) -> [u64; 2] {
-    [count >> BYTE_BITS, count & ((1 << BYTE_BITS) - 1)]
 }
 
 /// `now` plus `seconds`, or plus [`MAX_LIFETIME`] if that is less.

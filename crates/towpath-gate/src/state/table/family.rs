@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use towpath_wire::Time;
 
-use super::entry::{Entry, LIMITED, ORPHANED, WIDE_COUNTS, unpack_count};
+use super::count::unpack_count;
+use super::entry::{Entry, LIMITED, ORPHANED, WIDE_COUNTS};
 use super::growing_index::{GrowingIndex, MIGRATE_LINES};
 use super::index::{Index, LockedFlow, Probe};
 use super::key::{FlowKey, Key};

@@ -1,5 +1,6 @@
 //! The table of one address family: fixed slots, the index that finds them, and the data stored next to each slot.
 
+pub(crate) mod count;
 pub(crate) mod entry;
 pub(crate) mod family;
 pub(crate) mod growing_index;

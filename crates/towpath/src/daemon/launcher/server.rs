@@ -35,6 +35,13 @@ const ENGINE_EXIT: Duration = Duration::from_secs(10);
 /// Limit on the processes and threads of an unused user id.
 const PROCESSES: &str = "nproc=512";
 
+/// The connection of an engine.
+struct Connection {
+    socket: OwnedFd,
+    /// The workers of its muxes, which end with it. Inspectors may belong to another engine after an upgrade.
+    workers: Vec<u32>,
+}
+
 /// The state of the launcher.
 struct Server {
     file: PathBuf,
@@ -45,6 +52,8 @@ struct Server {
     children: HashMap<u32, Child>,
     /// The engines that it has started, oldest first. They are in `children` until their status is known.
     engines: Vec<u32>,
+    /// Killed workers of engines that have ended.
+    killed: Vec<u32>,
     ids: UnusedIds,
     /// Copies of what the kernel takes long to close. A killed engine ends at once, and another can start while this process closes them.
     kept: HashMap<(String, Object), VecDeque<Vec<OwnedFd>>>,
@@ -75,22 +84,30 @@ fn run(file: &Path) -> io::Result<()> {
         capabilities: None,
         children: HashMap::new(),
         engines: Vec::new(),
+        killed: Vec::new(),
         ids: UnusedIds::default(),
         kept: HashMap::new(),
     };
     // One for each engine: during an upgrade, two.
-    let mut engines = vec![socket];
+    let mut engines = vec![Connection { socket, workers: Vec::new() }];
     while !engines.is_empty() {
-        let mut fds: Vec<_> = engines.iter().map(|engine| PollFd::new(engine, PollFlags::IN)).collect();
+        let mut fds: Vec<_> =
+            engines.iter().map(|engine| PollFd::new(&engine.socket, PollFlags::IN)).collect();
         if poll(&mut fds, None).is_err() {
             continue;
         }
         let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut new = None;
         let mut ready = ready.into_iter();
-        engines.retain(|engine| !ready.next().unwrap_or(false) || server.serve(engine, &mut new));
-        engines.extend(new);
-        server.reap_engines();
+        engines.retain_mut(|engine| {
+            let serves = !ready.next().unwrap_or(false) || server.serve(engine, &mut new);
+            if !serves {
+                server.kill_workers(&engine.workers);
+            }
+            serves
+        });
+        engines.extend(new.map(|socket| Connection { socket, workers: Vec::new() }));
+        server.reap();
     }
     server.tidy_pins();
     Ok(())
@@ -98,18 +115,18 @@ fn run(file: &Path) -> io::Result<()> {
 
 impl Server {
     /// Answers a request of an engine. Returns false if it has ended. `new` becomes the connection of another engine.
-    fn serve(&mut self, engine: &OwnedFd, new: &mut Option<OwnedFd>) -> bool {
-        let Ok(Some((request, passed))) = Message::receive(engine) else { return false };
+    fn serve(&mut self, engine: &mut Connection, new: &mut Option<OwnedFd>) -> bool {
+        let Ok(Some((request, passed))) = Message::receive(&engine.socket) else { return false };
         let handled = match request.kind {
             Kind::Upgrade => self.upgrade(&request, passed).map(|(id, pidfd, ours, theirs)| {
                 *new = Some(ours);
                 (Message { numbers: [id, 0, 0], ..Message::new(Kind::Done) }, vec![pidfd, theirs])
             }),
-            _ => self.handle(&request),
+            _ => self.handle(&request, &mut engine.workers),
         };
         let (reply, descriptors) = handled.unwrap_or_else(|error| (Message::failed(&error), Vec::new()));
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        reply.send(engine, &descriptors).is_ok()
+        reply.send(&engine.socket, &descriptors).is_ok()
     }
 
     /// Starts the next version of the engine, with the privileges of the launcher. Returns its process id, a pidfd, and both ends of
@@ -149,34 +166,45 @@ impl Server {
         ports.filter_map(|port| port.driver.interface()).for_each(pins::tidy);
     }
 
-    /// Reaps the engines before the last one that have ended.
-    fn reap_engines(&mut self) {
+    /// Kills the workers of an engine that has ended. Some of them may wait for something else than their ring.
+    fn kill_workers(&mut self, workers: &[u32]) {
+        for child in workers.iter().filter_map(|id| self.children.get(id)) {
+            let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+        }
+        self.killed.extend(workers);
+    }
+
+    /// Reaps the engines before the last one and the killed workers that have ended.
+    fn reap(&mut self) {
         let last = self.engines.last().copied();
-        let Self { engines, children, .. } = self;
-        engines.retain(|id| {
-            let lives = Some(*id) == last
-                || children.get_mut(id).is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        let Self { engines, killed, children, .. } = self;
+        let mut lives = |id: &u32| {
+            let lives = children.get_mut(id).is_some_and(|child| matches!(child.try_wait(), Ok(None)));
             if !lives {
                 children.remove(id);
             }
             lives
-        });
+        };
+        engines.retain(|id| Some(*id) == last || lives(id));
+        killed.retain(lives);
     }
 
-    fn handle(&mut self, request: &Message) -> io::Result<(Message, Vec<OwnedFd>)> {
+    fn handle(&mut self, request: &Message, workers: &mut Vec<u32>) -> io::Result<(Message, Vec<OwnedFd>)> {
         let done = Message::new(Kind::Done);
         let [number, ..] = request.numbers;
         match request.kind {
             Kind::Adopt => self.adopt(request.digest).map(|()| (done, Vec::new())),
             Kind::Start => {
-                let (id, user, pidfd) =
+                let (place, (id, user, pidfd)) =
                     self.start(request.digest, Path::new(OsStr::from_bytes(&request.text)))?;
+                workers.extend(matches!(place, Place::Mux(_)).then_some(id));
                 Ok((Message { numbers: [id, user, 0], ..done }, vec![pidfd]))
             }
             Kind::Status => {
                 let child = self.children.get_mut(&number).ok_or(io::ErrorKind::NotFound)?;
                 let Some(status) = child.try_wait()? else { return Ok((done, Vec::new())) };
                 self.children.remove(&number);
+                workers.retain(|id| *id != number);
                 Ok((Message { numbers: [1, status.into_raw().cast_unsigned(), 0], ..done }, Vec::new()))
             }
             Kind::Kill => {
@@ -233,8 +261,8 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the program. Returns its id, its user and a pidfd.
-    fn start(&mut self, named: u64, socket: &Path) -> io::Result<(u32, u32, OwnedFd)> {
+    /// Starts the program. Returns its place, and its id, its user and a pidfd.
+    fn start(&mut self, named: u64, socket: &Path) -> io::Result<(Place, (u32, u32, OwnedFd))> {
         let config = self.config.as_ref().ok_or(io::ErrorKind::InvalidInput)?;
         let (place, program) = programs(config)
             .find(|(place, program)| digest(place, program) == named)
@@ -261,7 +289,7 @@ impl Server {
         let id = child.id();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
         self.children.insert(id, child);
-        Ok((id, user, pidfd?))
+        Ok((place, (id, user, pidfd?)))
     }
 
     /// The user and group of a program; `None` where the user namespace has no unused id.

@@ -35,10 +35,11 @@ impl Supervisor {
         self.services.iter().for_each(Service::retire);
     }
 
-    /// Waits for all threads to end. While it is `draining`, a stop signal ends the wait; otherwise the first one drains.
+    /// Waits for all threads to end, and for a new engine that ends as this one does. While it is `draining`, a stop signal ends the wait;
+    /// otherwise the first one drains.
     pub(super) fn outlast(&mut self, mut draining: bool) {
         let (begun, mut hurried) = (Instant::now(), false);
-        while !self.look_at_threads().0 {
+        while !self.look_at_threads().0 || !hurried && self.upgrade.is_outlived() {
             if heard(&mut self.stop) && !hurried {
                 if std::mem::replace(&mut draining, true) {
                     hurried = true;
@@ -51,6 +52,7 @@ impl Supervisor {
                 (self.ipfix, self.events, self.fleet, self.group) = (None, None, None, None);
             }
             self.print_log();
+            self.own_files();
             let stop = PollFd::new(&self.stop, PollFlags::IN);
             idle_wait(&mut [stop, PollFd::new(&self.done, PollFlags::IN)], LOOK);
             // Every ending thread signals `done`, shortly before it has ended.

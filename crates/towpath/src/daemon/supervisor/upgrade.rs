@@ -42,7 +42,8 @@ use crate::process::{Child, Remote};
 use crate::quantity::count;
 use crate::service_manager;
 use crate::snapshot;
-use crate::upgrade::{Channel, HANDSHAKE, Message, Object, Successor, TRIAL};
+use crate::upgrade::{Channel, EXIT, HANDSHAKE, Message, Object, Successor, TRIAL};
+use crate::worker_pool::Moved;
 
 /// Time for inspectors to return overdue frames, beyond the longest deadline of a queue.
 const RETURN: Duration = Duration::from_secs(1);
@@ -70,6 +71,8 @@ pub(super) enum Upgrade {
     Starting { successor: Successor, until: Instant, muxes: Vec<Channel> },
     /// The new engine has everything but the connections of muxes. This one waits until the time.
     HandedOver { successor: Successor, until: Instant, phase: Phase, inspectors: Inspectors },
+    /// Both engines end. This one has the files.
+    Ending(Successor),
 }
 
 /// The new engine has everything that this one had when it stopped.
@@ -94,10 +97,20 @@ impl Upgrade {
         matches!(self, Self::HandedOver { phase: Phase::Moving, .. })
     }
 
+    /// Returns true if both engines end.
+    pub(super) const fn is_ending(&self) -> bool {
+        matches!(self, Self::Ending(_))
+    }
+
+    /// Returns true while the new engine runs and both end.
+    pub(super) fn is_outlived(&self) -> bool {
+        matches!(self, Self::Ending(successor) if !successor.is_over())
+    }
+
     /// The descriptors that become readable with news.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let successor = match self {
-            Self::None => None,
+            Self::None | Self::Ending(_) => None,
             Self::Starting { successor, .. } | Self::HandedOver { successor, .. } => Some(successor),
         };
         successor.into_iter().flat_map(|successor| [successor.as_fd(), successor.process()])
@@ -138,7 +151,9 @@ impl Supervisor {
 
     /// Continues an upgrade. Returns true if another engine has replaced this one, which ends.
     pub(super) fn attend_upgrade(&mut self) -> bool {
-        self.own_files();
+        if self.own_files() {
+            service_manager::notify("READY=1");
+        }
         match &self.upgrade {
             Upgrade::None => {
                 if let Some(at) = self.counters.upgrade(|desk| desk.wanted.take())
@@ -153,6 +168,7 @@ impl Supervisor {
                 false
             }
             Upgrade::HandedOver { .. } => self.attend_hand_over(),
+            Upgrade::Ending(_) => false,
         }
     }
 
@@ -258,11 +274,17 @@ impl Supervisor {
                     }
                     phase => phase,
                 };
-                if matches!(phase, Phase::Moving)
-                    && (self.services.iter_mut().all(Service::has_moved) || Instant::now() >= until)
-                {
-                    self.complete(&mut successor);
-                    return true;
+                if matches!(phase, Phase::Moving) {
+                    let moved: Vec<_> = self.services.iter_mut().map(Service::moved).collect();
+                    // A new engine that ends closes its channels first.
+                    if moved.contains(&Moved::Lost) {
+                        until = until.min(Instant::now() + EXIT);
+                    }
+                    let complete = moved.iter().all(|moved| *moved == Moved::Completely);
+                    if successor.closed().is_none() && (complete || Instant::now() >= until) {
+                        self.complete(&mut successor);
+                        return true;
+                    }
                 }
                 self.upgrade = Upgrade::HandedOver { successor, until, phase, inspectors };
             }
@@ -469,17 +491,39 @@ impl Supervisor {
         log::info!(target: OPERATOR, "upgrade: process {} has replaced this one, which ends", successor.id());
     }
 
-    /// This engine is told to stop: an engine that does not carry packets yet ends with it.
+    /// This engine is told to stop: an engine that does not carry packets yet is ended, and one that does ends as this one does.
     pub(super) fn stop_upgrade(&mut self) {
         // The stop may come before the turn in which the end of the process before is seen.
         self.own_files();
         match std::mem::take(&mut self.upgrade) {
-            Upgrade::None => {}
+            Upgrade::None | Upgrade::Ending(_) => {}
+            Upgrade::HandedOver { successor, phase: Phase::Trial(_) | Phase::Moving, .. }
+                if !successor.is_over() =>
+            {
+                self.end_with(successor);
+            }
             Upgrade::Starting { successor, .. } => self.give_up(successor, "the engine was told to stop"),
             Upgrade::HandedOver { successor, inspectors, .. } => {
                 self.take_back(successor, inspectors, "the engine was told to stop");
             }
         }
+    }
+
+    /// The new engine has packets and clients: it drains as this one does. This one removes the files, when both have ended.
+    fn end_with(&mut self, mut successor: Successor) {
+        successor.push(Message::Ending);
+        // Its end says the same.
+        let _ = successor.flush();
+        self.sockets.iter_mut().for_each(Socket::leave_children);
+        if let Some(launcher) = &self.launcher {
+            launcher.hand_over();
+        }
+        self.upgrade = Upgrade::Ending(successor);
+    }
+
+    /// Returns true if the process that this one replaces was told to end, with this one.
+    pub(super) fn ends_with_predecessor(&self) -> bool {
+        self.inherited.as_ref().is_some_and(Inherited::is_ending)
     }
 
     /// Takes over from the process that this one replaces: waits until it has stopped, restores the states, and gives the inspectors new
@@ -557,9 +601,23 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Owns the files of the process that this one replaces, when that has given them up or has ended.
-    fn own_files(&mut self) {
-        let Some(files) = self.inherited.as_mut().and_then(|inherited| inherited.ended()) else { return };
+    /// This process ends with its launcher, and so does the one that it replaces: waits until that one gives up its files, ends, or says that it
+    /// removes them.
+    pub(super) fn settle_files(&mut self) {
+        let until = Instant::now() + ANSWER;
+        while !self.own_files() && Instant::now() < until {
+            let Some(inherited) = self.inherited.as_ref().filter(|inherited| !inherited.is_ending()) else {
+                return;
+            };
+            idle_wait(&mut [PollFd::new(inherited, PollFlags::IN)], LOOK);
+        }
+    }
+
+    /// Owns the files of the process that this one replaces, when that has given them up or has ended. Returns true then.
+    pub(super) fn own_files(&mut self) -> bool {
+        let Some(files) = self.inherited.as_mut().and_then(|inherited| inherited.ended()) else {
+            return false;
+        };
         self.inherited = None;
         for (name, file) in files {
             match &*name {
@@ -572,7 +630,7 @@ impl Supervisor {
                 }
             }
         }
-        service_manager::notify("READY=1");
+        true
     }
 }
 
@@ -589,8 +647,8 @@ fn news(successor: &mut Successor, until: Instant, what: &str) -> Result<Option<
         Ok(None) => Err(format!("process {id} ended ({})", status.unwrap_or_default())),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => match status {
             Some(status) => Err(format!("process {id} ended ({status})")),
-            // Its status follows; the time limit holds.
-            None if Instant::now() < until => Ok(None),
+            // Its status follows.
+            None if successor.closed().is_some_and(|closed| closed.elapsed() < EXIT) => Ok(None),
             None => Err(format!("process {id} closed the channel")),
         },
         Err(error) => Err(format!("process {id} sent an invalid message: {error}")),

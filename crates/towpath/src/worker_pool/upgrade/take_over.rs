@@ -107,7 +107,7 @@ impl WorkerPool {
                     end = Some(Ok(()));
                     break;
                 }
-                Ok(Received::Go) => {
+                Ok(Received::Go | Received::Ending) => {
                     end = Some(Err(io::ErrorKind::InvalidData.into()));
                     break;
                 }

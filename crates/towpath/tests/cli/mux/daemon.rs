@@ -2,22 +2,17 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+pub(crate) use crate::example::example;
+
 pub(crate) const FRAMING: &str = "offset=0 length=4 be adjust=4";
 
 pub(crate) fn towpath() -> Command {
     Command::new(env!("CARGO_BIN_EXE_towpath"))
-}
-
-/// The examples are built with this test.
-pub(crate) fn example(name: &str) -> String {
-    let bin = Path::new(env!("CARGO_BIN_EXE_towpath"));
-    bin.with_file_name("examples").join(name).to_str().expect("UTF-8").to_owned()
 }
 
 /// Workers that get one message at a time, and up to sixteen.
@@ -29,6 +24,8 @@ pub(crate) fn workers() -> [String; 2] {
 pub(crate) struct Mux {
     child: Child,
     stderr: BufReader<ChildStderr>,
+    /// The lines of its log that were read.
+    log: String,
     pub(crate) address: String,
 }
 
@@ -65,7 +62,7 @@ impl Mux {
         stderr.read_line(&mut line).expect("a line");
         let address =
             line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).trim().to_owned();
-        let mut mux = Self { child, stderr, address };
+        let mut mux = Self { child, stderr, log: String::new(), address };
         mux.until(" attached");
         mux
     }
@@ -83,7 +80,9 @@ impl Mux {
     /// The next line of its log, which continues for `what`.
     pub(crate) fn line(&mut self, what: &str) -> String {
         let mut line = String::new();
-        assert!(self.stderr.read_line(&mut line).expect("text") > 0, "it ended without: {what}");
+        let more = self.stderr.read_line(&mut line).expect("text") > 0;
+        assert!(more, "it ended without: {what}; its log:\n{}", self.log);
+        self.log += &line;
         line
     }
 

@@ -11,4 +11,5 @@ mod report;
 mod start;
 mod tls;
 mod upgrade;
+mod upgrade_failures;
 mod workers;

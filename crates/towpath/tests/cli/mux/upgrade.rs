@@ -1,34 +1,33 @@
 //! Upgrades of `towpath mux` (SIGUSR2): a new process takes over sockets and connections.
 
 use std::collections::BTreeSet;
-use std::fs::Permissions;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, test_kill_process};
+use towpath_port::netns::until;
 
 use crate::openssl;
 
 use super::daemon::{Mux, answer, ask, example, kill, message, split, towpath};
 
 /// A mux and the processes that replace it.
-struct Chain {
-    mux: Mux,
+pub(super) struct Chain {
+    pub(super) mux: Mux,
     /// The process that serves.
-    current: Current,
+    pub(super) current: Current,
     /// The log so far.
     log: String,
 }
 
 /// A process that is not a child of the test.
-struct Current(u32);
+pub(super) struct Current(pub(super) u32);
 
 impl Drop for Current {
     fn drop(&mut self) {
@@ -39,21 +38,21 @@ impl Drop for Current {
 }
 
 impl Chain {
-    fn of(mux: Mux) -> Self {
+    pub(super) fn of(mux: Mux) -> Self {
         Self { current: Current(mux.id()), mux, log: String::new() }
     }
 
-    fn start(more: &[&str]) -> Self {
+    pub(super) fn start(more: &[&str]) -> Self {
         Self::of(Mux::start(&example("mux_worker"), more))
     }
 
     /// Asks for an upgrade.
-    fn request(&self) {
+    pub(super) fn request(&self) {
         kill(self.current.0, Signal::USR2);
     }
 
     /// Upgrades, and waits until the new process has all connections that can be moved. Returns their number.
-    fn upgrade(&mut self) -> u64 {
+    pub(super) fn upgrade(&mut self) -> u64 {
         self.request();
         self.taken()
     }
@@ -74,7 +73,7 @@ impl Chain {
     }
 
     /// Drains the process that serves. Returns the log, after all processes have ended.
-    fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         kill(self.current.0, Signal::TERM);
         let (code, rest) = self.mux.ended();
         assert_eq!(code, Some(0), "the first process: {rest}");
@@ -88,21 +87,15 @@ fn number_before(line: &str, what: &str) -> Option<u64> {
     before.split_whitespace().rev().find_map(|word| word.parse().ok())
 }
 
-fn runs(pid: u32) -> bool {
+pub(super) fn runs(pid: u32) -> bool {
     test_kill_process(Pid::from_raw(pid as i32).expect("a process")).is_ok()
 }
 
-fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// A connection over TCP or a Unix socket.
-trait Stream: Read + Write + Send {}
+pub(super) trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-fn connect(address: &str) -> Box<dyn Stream> {
+pub(super) fn connect(address: &str) -> Box<dyn Stream> {
     let patience = Some(Duration::from_secs(120));
     match address.strip_prefix("unix:") {
         Some(path) => {
@@ -120,7 +113,12 @@ fn connect(address: &str) -> Box<dyn Stream> {
 }
 
 /// Sends `count` numbered requests in pieces that end anywhere, and reads their answers. Returns the workers.
-fn numbered(mut stream: &mut dyn Stream, number: &mut u64, count: u64, workers: &mut BTreeSet<u32>) {
+pub(super) fn numbered(
+    mut stream: &mut dyn Stream,
+    number: &mut u64,
+    count: u64,
+    workers: &mut BTreeSet<u32>,
+) {
     let body = |number: u64| format!("request {number} {}", "x".repeat(number as usize * 7 % 400));
     let asked: Vec<u8> = (0..count).flat_map(|more| message(body(*number + more).as_bytes())).collect();
     // A part arrives before an upgrade, the rest maybe after it.
@@ -241,258 +239,13 @@ fn incomplete_messages_that_nearly_fill_the_mux_move() {
 }
 
 /// Workers of a mux are its children.
-fn parent(pid: u32) -> Option<u32> {
+pub(super) fn parent(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
 fn answered_by_old(pid: u32, first: u32, old: u32) -> bool {
     pid == first || parent(pid) == Some(old)
-}
-
-/// Speaks for a new process: sends and waits for the messages in `argv[1]`, and ends. `+x` is sent, `-x` is waited for.
-const DESERTER: &str = r#"
-import socket, sys
-channel = socket.socket(fileno=0)
-kept = []
-for word in sys.argv[1].split():
-    if word[0] == "+":
-        channel.send(b'J{"type":"' + word[1:].encode() + b'"}')
-        continue
-    while True:
-        packet, control, flags, _ = channel.recvmsg(1 << 16, 256)
-        kept += control
-        if not packet or b'"' + word[1:].encode() + b'"' in packet:
-            break
-"#;
-
-#[towpath_testenv::needs("python3")]
-#[test]
-fn connections_that_were_not_handed_over_are_served_by_the_old_process() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (mut chain, link) = linked(directory.path(), &["--workers", "2"]);
-    let mut streams = [chain.mux.connect(), chain.mux.connect()];
-    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let wait = format!("wait {}", gate.local_addr().expect("an address"));
-    let [busy, idle] = &mut streams;
-    busy.write_all(&message(wait.as_bytes())).expect("open");
-    let (holder, _) = gate.accept().expect("the worker");
-    ask(idle, b"hello");
-    let program = directory.path().join("deserter.py");
-    std::fs::write(&program, DESERTER).expect("a file");
-    script(&link, &format!("exec python3 {} '+ready -go +serving -item'", program.display()));
-    chain.request();
-    let line = chain.mux.until("upgrade failed: ");
-    assert!(line.contains("has closed the channel") && line.contains("; this process continues"), "{line}");
-    assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0, "it was lost with the new process");
-    drop(holder);
-    assert_eq!(split(&answer(busy).expect("an answer")).1, wait.as_bytes());
-    // It stays open, and others are accepted.
-    let first = chain.mux.id();
-    assert_eq!(parent(split(&ask(busy, b"next")).0), Some(first));
-    assert_eq!(parent(split(&ask(&mut chain.mux.connect(), b"new")).0), Some(first));
-    std::fs::remove_file(&link).expect("it is there");
-    symlink(env!("CARGO_BIN_EXE_towpath"), &link).expect("a link");
-    assert!(chain.upgrade() >= 1);
-    assert_eq!(parent(split(&ask(busy, b"after")).0), Some(chain.current.0));
-    chain.finish();
-}
-
-/// The old process has the listeners, their files and the control socket until the new one has served for a while.
-#[towpath_testenv::needs("python3")]
-#[test]
-fn a_new_process_that_dies_at_any_stage_leaves_the_old_one_as_it_was() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (unix, control) = (directory.path().join("mux.sock"), directory.path().join("control.sock"));
-    let address = format!("unix:{}", unix.display());
-    let more = [&*address, "--workers", "1", "--control", control.to_str().expect("UTF-8")];
-    let (mut chain, link) = linked(directory.path(), &more);
-    let mut stream = chain.mux.connect();
-    let worker = split(&ask(&mut stream, b"hello")).0;
-    let program = directory.path().join("deserter.py");
-    std::fs::write(&program, DESERTER).expect("a file");
-    let show = || {
-        let args = ["ctl", "--socket", control.to_str().expect("UTF-8"), "show", "mux", "--json"];
-        let output = towpath().args(args).output().expect("towpath starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON")["mux"]["upgrade"].clone()
-    };
-    // The channel of a process closes before its status can be read.
-    let ended = ["ended (exit status: 0)", "has closed the channel"];
-    let rows = [
-        ("+ready", ended),
-        ("+ready -go", ended),
-        ("+ready -go +serving", ended),
-        ("+ready -go +serving +ending", ["was told to end"; 2]),
-        ("+ready -go +go", ["sent an invalid message"; 2]),
-        // Before it may serve.
-        ("+serving -go", ["sent an invalid message"; 2]),
-        ("+ready -go -never", ["did not serve in time"; 2]),
-    ];
-    for (failed, (stages, why)) in (1..).zip(rows) {
-        script(&link, &format!("exec python3 {} '{stages}'", program.display()));
-        chain.request();
-        let line = chain.mux.until("upgrade failed: ");
-        assert!(why.iter().any(|why| line.contains(why)), "{stages}: {line}");
-        assert!(line.contains("; this process continues"), "{stages}: {line}");
-        assert_eq!(split(&ask(&mut stream, b"hello")).0, worker, "{stages}");
-        for address in [&chain.mux.address, &address] {
-            let mut stream = connect(address);
-            let mut workers = BTreeSet::new();
-            numbered(&mut *stream, &mut 7, 2, &mut workers);
-            assert_eq!(workers, [worker].into(), "{stages}, {address}");
-        }
-        assert_eq!(show()["failed"], failed, "{stages}");
-    }
-    std::fs::remove_file(&link).expect("it is there");
-    symlink(env!("CARGO_BIN_EXE_towpath"), &link).expect("a link");
-    assert!(chain.upgrade() >= 1);
-    numbered(&mut *connect(&address), &mut 7, 2, &mut BTreeSet::new());
-    assert_ne!(split(&ask(&mut stream, b"hello")).0, worker);
-    chain.finish();
-    assert!(!unix.exists() && !control.exists(), "the last process removes the files");
-}
-
-/// The real program: it is killed after it has begun to accept connections.
-#[test]
-fn a_new_process_that_is_killed_while_it_serves_is_replaced_by_the_old_one() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let unix = format!("unix:{}", directory.path().join("mux.sock").display());
-    let mut chain = Chain::start(&[&unix, "--workers", "2"]);
-    let first = chain.mux.id();
-    // A connection that cannot be moved: the upgrade does not end before.
-    let gate = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut busy = chain.mux.connect();
-    let wait = format!("wait {}", gate.local_addr().expect("an address"));
-    busy.write_all(&message(wait.as_bytes())).expect("open");
-    let (holder, _) = gate.accept().expect("the worker");
-    chain.request();
-    let new = loop {
-        let served = parent(split(&ask(&mut chain.mux.connect(), b"who")).0);
-        if served != Some(first) {
-            break served.expect("its mux");
-        }
-    };
-    kill(new, Signal::KILL);
-    let line = chain.mux.until("upgrade failed: ");
-    assert!(line.contains("; this process continues"), "{line}");
-    for address in [&chain.mux.address, &unix] {
-        let mut workers = BTreeSet::new();
-        numbered(&mut *connect(address), &mut 7, 2, &mut workers);
-        assert!(workers.iter().all(|worker| parent(*worker) == Some(first)), "{address}");
-    }
-    drop(holder);
-    assert_eq!(split(&answer(&mut busy).expect("an answer")).1, wait.as_bytes());
-    assert!(chain.upgrade() >= 1);
-    assert_eq!(parent(split(&ask(&mut busy, b"next")).0), Some(chain.current.0));
-    chain.finish();
-}
-
-/// A mux that is started through a link, which can be replaced.
-fn linked(directory: &Path, more: &[&str]) -> (Chain, PathBuf) {
-    let link = directory.join("towpath");
-    symlink(env!("CARGO_BIN_EXE_towpath"), &link).expect("a link");
-    let chain = Mux::begin(Command::new(&link), "127.0.0.1:0", &example("mux_worker"), more);
-    (Chain::of(chain), link)
-}
-
-fn script(path: &Path, lines: &str) {
-    let new = path.with_extension("new");
-    std::fs::write(&new, format!("#!/bin/sh\n{lines}\n")).expect("a file");
-    std::fs::set_permissions(&new, Permissions::from_mode(0o755)).expect("a mode");
-    std::fs::rename(&new, path).expect("it replaces the old one");
-}
-
-#[test]
-fn after_a_failed_upgrade_the_old_process_continues() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let pid_file = directory.path().join("pid");
-    let (mut chain, link) = linked(directory.path(), &["--workers", "1", "--upgrade-time", "3"]);
-    let mut stream = chain.mux.connect();
-    let worker = split(&ask(&mut stream, b"hello")).0;
-    let real = env!("CARGO_BIN_EXE_towpath");
-    let rows = [
-        ("exit 3".to_owned(), "ended (exit status: 3)"),
-        (format!("echo $$ > {}; exec sleep 1000", pid_file.display()), "was not ready in time"),
-        // Its parent is not the old process.
-        ("echo nonsense >&0".to_owned(), "upgrade failed: "),
-        // The old process sees both messages at once, as after a long stop.
-        (
-            "kill -STOP $PPID; echo 'J{\"type\":\"ready\"}' >&0; \
-             echo 'J{\"type\":\"refused\",\"reason\":\"too late\"}' >&0; kill -CONT $PPID"
-                .to_owned(),
-            "refuses: too late",
-        ),
-        (
-            format!("exec {real} mux 127.0.0.1:0 --framing line --worker /nowhere/worker"),
-            "refuses: worker 0: cannot start `/nowhere/worker`",
-        ),
-    ];
-    for (lines, why) in rows {
-        script(&link, &lines);
-        chain.request();
-        let line = chain.mux.until("upgrade failed: ");
-        assert!(line.contains(why) && line.contains("; this process continues"), "{line}");
-        assert_eq!(split(&ask(&mut stream, b"hello")).0, worker, "{lines}");
-        assert_eq!(split(&ask(&mut chain.mux.connect(), b"hello")).0, worker, "{lines}");
-    }
-    let hung = std::fs::read_to_string(&pid_file).expect("it ran").trim().parse().expect("a process");
-    until(|| !runs(hung));
-    std::fs::remove_file(&link).expect("it is there");
-    chain.request();
-    assert!(chain.mux.until("upgrade failed: ").contains("No such file"));
-    symlink(real, &link).expect("a link");
-    assert!(chain.upgrade() >= 1);
-    assert_ne!(split(&ask(&mut stream, b"hello")).0, worker);
-    chain.finish();
-}
-
-#[test]
-fn an_upgrade_ends_with_the_mux() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let pid_file = directory.path().join("pid");
-    let (mut chain, link) = linked(directory.path(), &["--workers", "1"]);
-    script(&link, &format!("echo $$ > {}; exec sleep 1000", pid_file.display()));
-    chain.request();
-    until(|| std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n')));
-    chain.request();
-    chain.mux.until("SIGUSR2 ignored: an upgrade is in progress");
-    let hung = std::fs::read_to_string(&pid_file).expect("it runs").trim().parse().expect("a process");
-    chain.mux.signal(Signal::TERM);
-    chain.mux.until("upgrade failed: the mux was told to end");
-    let log = chain.mux.ended();
-    assert_eq!(log.0, Some(0), "{}", log.1);
-    until(|| !runs(hung));
-}
-
-/// A worker that does not attach would be left behind, with the directory of its socket, if its mux were killed.
-#[test]
-fn a_new_process_whose_workers_hang_leaves_nothing() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let (hang, pid_file) = (directory.path().join("hang"), directory.path().join("pid"));
-    let (worker, sockets) = (directory.path().join("worker"), directory.path().join("sockets"));
-    std::fs::create_dir(&sockets).expect("a directory");
-    let lines = format!(
-        "[ -e {} ] || exec {}\necho $$ > {}; exec sleep 1000",
-        hang.display(),
-        example("mux_worker"),
-        pid_file.display()
-    );
-    script(&worker, &lines);
-    let mut command = towpath();
-    command.env("TMPDIR", &sockets);
-    let more = ["--workers", "1", "--upgrade-time", "1"];
-    let mut chain = Chain::of(Mux::begin(command, "127.0.0.1:0", worker.to_str().expect("UTF-8"), &more));
-    let entries = || std::fs::read_dir(&sockets).expect("a directory").count();
-    let before = entries();
-    std::fs::write(&hang, "").expect("a file");
-    chain.request();
-    chain.mux.until("was not ready in time");
-    let hung = std::fs::read_to_string(&pid_file).expect("it ran").trim().parse().expect("a process");
-    until(|| !runs(hung) && entries() == before);
-    std::fs::remove_file(&hang).expect("it is there");
-    chain.upgrade();
-    chain.finish();
 }
 
 /// Its end would end the new process, too (pid_namespaces(7)).
@@ -545,6 +298,24 @@ fn the_old_process_ends_with_the_new_one_and_calls_it_no_failure() {
     let (code, log) = chain.mux.ended();
     assert_eq!(code, Some(0), "{log}");
     assert!(!log.contains("error:"), "{log}");
+}
+
+/// The new process has the connections that it got, the listener and its file.
+#[test]
+fn the_new_process_goes_on_if_the_old_one_is_killed_while_connections_move() {
+    let (chain, new, mut busy, _holder, mut idle) = moving(3);
+    for stream in &mut idle {
+        while parent(split(&ask(stream, b"idle")).0) != Some(new) {}
+    }
+    chain.mux.signal(Signal::KILL);
+    let lost = busy.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(lost, Ok(0) | Err(ErrorKind::ConnectionReset)), "{lost:?}");
+    for stream in idle.iter_mut().chain([&mut chain.mux.connect()]) {
+        assert_eq!(parent(split(&ask(stream, b"after")).0), Some(new));
+    }
+    kill(new, Signal::TERM);
+    let (_, log) = chain.mux.ended();
+    assert!(log.contains("3 connections taken over from process"), "{log}");
 }
 
 /// SIGTERM to the old process drains what stays: what it can hand over, it does.

@@ -8,6 +8,8 @@ use serde_json::Value;
 use towpath_port::pcap::{Reader, Writer};
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
+use crate::example::example;
+
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -24,11 +26,9 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An inspector of this crate's examples, which cargo builds with the tests.
+/// An inspector of this crate's examples.
 pub(crate) fn troublesome(words: &str) -> String {
-    let program = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("troublesome");
-    assert!(program.exists(), "{} is missing: `cargo test -p towpath` builds it", program.display());
-    format!("{} {words}", program.display())
+    format!("{} {words}", example("troublesome"))
 }
 
 /// A directory with a rule file and whatever the test puts there.

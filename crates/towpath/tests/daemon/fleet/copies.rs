@@ -5,9 +5,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use towpath_fleet::nats::Incoming;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::{Server, client};
+use crate::support::until;
 
 /// A plain client of NATS.
 pub(super) struct Plain(BufReader<TcpStream>);

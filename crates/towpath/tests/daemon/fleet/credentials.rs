@@ -5,11 +5,12 @@ use std::path::Path;
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
 use serde_json::json;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::{Server, fleet, in_step, permissions, stat};
 use crate::live::machines::*;
 use crate::openssl;
+use crate::support::until;
 
 /// The server's part of the guide for TLS. `DIRECTORY` stands for /etc/nats.
 const TLS: &str = r#"tls { cert_file: "DIRECTORY/server.pem", key_file: "DIRECTORY/server.key", ca_file: "DIRECTORY/ca.pem", verify: true }"#;

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::process::Output;
 
 use rustix::process::Signal;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::copies::Plain;
 use super::{SERVER, Server, fleet, two_paths};
 use crate::live::machines::*;
+use crate::support::until;
 
 /// A gate's own rules: version 0.
 const OWN: &str = "add 1 deny ip from any to any\n";

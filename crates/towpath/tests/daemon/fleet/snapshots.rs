@@ -9,9 +9,10 @@ use towpath::ruleset_manager::RulesetManager;
 use towpath_fleet::group::tables;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, Ports, state};
-use towpath_port::netns::{ip, until, within};
+use towpath_port::netns::{ip, within};
 
 use super::Server;
+use crate::support::until;
 
 const RULES: &str = "table blocked create type addr\nadd deny ip from table(blocked) to any\n";
 

@@ -1,6 +1,6 @@
 //! A bridge: inspectors, reloads, interfaces, threads, and `towpath ctl`.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, veth, within};
 
 use super::machines::*;
+use crate::support::until;
 
 #[towpath_testenv::needs(netns)]
 #[test]
@@ -91,8 +92,6 @@ fn rules_are_reloaded_under_traffic() {
         let files = files(BRIDGE, RULES);
         let mut engine = Engine::start(files.path());
         let echo = Echo::start(&left, &right, 9001);
-        let mut said = BufReader::new(engine.child.stderr.take().unwrap()).lines();
-        let mut says = |what: &str| said.find(|line| line.as_ref().unwrap().contains(what)).unwrap().unwrap();
         for n in 0..RELOADS {
             // Other rules are added, deleted and changed. The rules that pass the packets, and their states, stay.
             let other =
@@ -100,7 +99,7 @@ fn rules_are_reloaded_under_traffic() {
             let rules = format!("add {} {}\n{RULES}add 1000 {}\n", 10 + n % 7, other[n % 3], other[n % 2]);
             std::fs::write(files.path().join("r.ipfw"), rules).unwrap();
             engine.signal(Signal::HUP);
-            says("reloaded: ");
+            engine.log.line("reloaded: ");
         }
         echo.goes_on();
         assert_eq!(engine.json("show stats --json")["stats"]["dropped"], 0);
@@ -109,11 +108,16 @@ fn rules_are_reloaded_under_traffic() {
         // A configuration that cannot be loaded is refused with the reason, and the engine continues with the old one.
         std::fs::write(files.path().join("r.ipfw"), "add alow ip from any to any\n").unwrap();
         engine.signal(Signal::HUP);
-        says("not reloaded: ");
+        engine.log.line("not reloaded: ");
         let config = BRIDGE.replace("[port.lan]", "[port.lan]\ninterface = \"other\"");
         std::fs::write(files.path().join("t.toml"), config).unwrap();
         engine.signal(Signal::HUP);
-        assert!(says("not reloaded: ").ends_with("[port.lan] cannot change at run time: restart the engine"));
+        assert!(
+            engine
+                .log
+                .line("not reloaded: ")
+                .ends_with("[port.lan] cannot change at run time: restart the engine")
+        );
         arrived(transfer(&left, &right, 9001));
         engine.signal(Signal::TERM);
         assert!(engine.child.wait().unwrap().success());

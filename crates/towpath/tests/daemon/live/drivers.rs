@@ -5,9 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, veth, within};
 
 use super::machines::*;
+use crate::support::until;
 
 /// The machines' offloads are on: large segments and partial checksums. Every driver must forward them correctly, also with an
 /// inspector for all packets.

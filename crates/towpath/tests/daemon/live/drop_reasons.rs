@@ -4,11 +4,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 use towpath_ring::{Consumer, Verdict};
 
 use super::losses::{Shown, WAN, captured, comments, datagram, is_logged, send, trace};
 use super::machines::*;
+use crate::support::until;
 
 const CONFIG: &str = r#"
 rules = "r.ipfw"

@@ -1,15 +1,16 @@
 //! An unnumbered rule file that is edited under TCP traffic.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::process::Signal;
-use towpath_port::netns::{Host, until, within};
+use towpath_port::netns::{Host, within};
 
 use super::machines::*;
+use crate::support::until;
 
 /// Connections live by their states only: a segment without one ends at the last rule.
 const FILE: &str = "\
@@ -148,13 +149,11 @@ fn connections_outlive_edits_of_an_unnumbered_file() {
         let mut engine = Engine::start(files.path());
         let connections = Connections::start(&left, &right);
         connections.go_on();
-        let mut said = BufReader::new(engine.child.stderr.take().unwrap()).lines();
-        let mut says = |what: &str| said.find(|line| line.as_ref().unwrap().contains(what)).unwrap().unwrap();
-        let mut reload = |rules: &str, engine: &Engine| {
+        let reload = |rules: &str, engine: &Engine| {
             std::fs::write(files.path().join("r.ipfw"), rules).unwrap();
             engine.signal(Signal::HUP);
-            says("reloaded: ");
-            says("re-checked ")
+            engine.log.line("reloaded: ");
+            engine.log.line("re-checked ")
         };
         for (n, rules) in edits().iter().enumerate() {
             let line = reload(rules, &engine);

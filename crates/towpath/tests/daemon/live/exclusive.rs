@@ -4,9 +4,10 @@ use std::net::UdpSocket;
 use std::process::Command;
 
 use rustix::process::Signal;
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 
 use super::machines::*;
+use crate::support::until;
 
 const CONTROL: &str = "[control]\nsocket = \"ctl.sock\"\n";
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
-use towpath_port::netns::{Host, until, within};
+use towpath_port::netns::{Host, within};
 
 use super::machines::*;
+use crate::support::until;
 
 const INSPECTED: &str = "\
 add 100 allow layer2 mac-type arp

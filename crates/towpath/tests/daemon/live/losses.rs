@@ -5,12 +5,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 use towpath_port::{Frame, LinkType, Port, af_packet};
 use towpath_ring::Consumer;
 use towpath_wire::checksum;
 
 use super::machines::*;
+use crate::support::until;
 
 const CONFIG: &str = r#"
 rules = "r.ipfw"

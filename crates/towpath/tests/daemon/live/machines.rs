@@ -10,10 +10,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, settled, until, veth};
+use towpath_port::netns::{Host, ip, settled, veth};
 
 pub(crate) use crate::bridged::BRIDGE;
-use crate::support::Control;
+use crate::support::{Control, Log, until};
 
 /// Bytes of one transfer.
 pub(crate) const BYTES: usize = 4 << 20;
@@ -49,6 +49,8 @@ pub(crate) fn machines() -> (Host, Host) {
 pub(crate) struct Engine {
     pub(crate) control: Control,
     pub(crate) child: Child,
+    /// The log of this engine and of those that replace it.
+    pub(crate) log: Log,
 }
 
 impl Deref for Engine {
@@ -71,22 +73,21 @@ impl Engine {
 
     /// The same with the environment of this command.
     pub(crate) fn try_start_by(directory: &Path, command: &mut Command) -> Result<Self, String> {
-        let child = command
+        let mut child = command
             .args(["run", directory.join("t.toml").to_str().unwrap()])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut engine = Self { control: Control::of(directory), child };
+        let log = Log::of(&mut child);
+        let mut engine = Self { control: Control::of(directory), child, log };
         let mut ended = false;
         until(|| {
             ended = engine.child.try_wait().unwrap().is_some();
             ended || engine.ctl("show stats").status.success()
         });
         if ended {
-            let mut said = String::new();
-            engine.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            return Err(said);
+            return Err(engine.log.whole());
         }
         Ok(engine)
     }
@@ -100,10 +101,8 @@ impl Engine {
         self.signal(Signal::TERM);
         let mut stdout = self.child.stdout.take().unwrap();
         let report = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
-        let mut said = Vec::new();
-        self.child.stderr.take().unwrap().read_to_end(&mut said).unwrap();
+        let said = self.log.whole();
         report.join().unwrap().unwrap();
-        let said = String::from_utf8_lossy(&said).into_owned();
         assert!(self.child.wait().unwrap().success(), "{said}");
         said
     }

@@ -9,6 +9,7 @@ mod exclusive;
 mod inspectors;
 mod losses;
 pub(crate) mod machines;
+mod mux_kills;
 mod mux_upgrade;
 mod nfqueue;
 mod offload;

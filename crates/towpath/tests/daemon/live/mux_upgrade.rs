@@ -11,12 +11,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::machines::*;
 use super::services;
 use super::upgrade::{self, Load, Running};
 use crate::openssl;
+use crate::support::until;
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 /// Requests of a connection that are not answered yet, at most.
@@ -39,7 +40,7 @@ impl Talk {
         Self::over(stream)
     }
 
-    fn unix(path: &Path) -> Self {
+    pub(super) fn unix(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self::over(stream)
@@ -100,7 +101,7 @@ fn write_config(directory: &Path, program: &str) {
 }
 
 /// The sum of the values of `key` anywhere in an answer.
-fn sum(answer: &serde_json::Value, key: &str) -> u64 {
+pub(super) fn sum(answer: &serde_json::Value, key: &str) -> u64 {
     let object = answer.as_object().into_iter().flatten();
     let own: u64 =
         object.map(|(name, value)| if name == key { value.as_u64().unwrap() } else { sum(value, key) }).sum();

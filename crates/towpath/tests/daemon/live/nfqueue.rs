@@ -5,9 +5,10 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::time::Duration;
 
-use towpath_port::netns::{Host, ip, until, veth, within};
+use towpath_port::netns::{Host, ip, veth, within};
 
 use super::machines::*;
+use crate::support::until;
 
 /// A machine on each of `wan` and `lan`. The kernel of this namespace is their router, with these netfilter rules.
 fn routed(rules: &[&str]) -> (Host, Host) {

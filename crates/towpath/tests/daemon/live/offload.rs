@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{Host, ip, run, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, run, settled, veth, within};
 
 use super::machines::*;
 use super::upgrade::{self, Running};
+use crate::support::until;
 
 const OFFLOAD: &str = "[offload]\nrules = \"all\"\n";
 

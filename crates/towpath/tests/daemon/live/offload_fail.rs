@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::machines::*;
 use super::offload::{Flow, entries, offload, offload_machines};
+use crate::support::until;
 
 const RULES: &str = "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any 5001 recv wan keep-state\n";
 

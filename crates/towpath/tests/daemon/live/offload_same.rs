@@ -9,12 +9,13 @@ use rustix::process::Signal;
 use serde_json::Value;
 use towpath_gate::PacketSpec;
 use towpath_port::af_packet::{self, Socket};
-use towpath_port::netns::{ip, until, within};
+use towpath_port::netns::{ip, within};
 use towpath_port::{Burst, Frame, LinkType, Port, Received, pcap};
 use towpath_wire::Addresses;
 
 use super::machines::*;
 use super::offload::offload;
+use crate::support::until;
 
 /// ICMP packets mark the end of a batch: they always take the path through the engine.
 const RULES: &str = "\

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_ring::{Consumer, Decision, Verdict};
 
 use super::machines::*;
 use super::offload::{Flow, bulk_is_offloaded, offload, offload_machines, rule};
+use crate::support::until;
 
 const CONFIG: &str = "[queue.1]\nsocket = \"q1.sock\"\ndeadline = 10\n[offload]\n";
 

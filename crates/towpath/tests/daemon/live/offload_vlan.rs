@@ -2,11 +2,12 @@
 
 use towpath_gate::PacketSpec;
 use towpath_port::af_packet::{self, Socket};
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_port::{Burst, Frame, LinkType, Port, Received};
 
 use super::machines::*;
 use super::offload::{entries, offload, rule};
+use crate::support::until;
 
 const RULES: &str =
     "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any keep-state\n";

@@ -1,10 +1,11 @@
 //! Flow offload by XDP programs: the tests of `af_packet` ports with `af_xdp` ports.
 
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::machines::*;
 use super::offload::{self as same, Flow, entries, offload, offload_machines};
 use super::{offload_fail, offload_verdicts, offload_vlan};
+use crate::support::until;
 
 /// A bridge of `af_xdp` ports in generic mode.
 fn generic() -> String {

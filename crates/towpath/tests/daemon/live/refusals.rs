@@ -4,13 +4,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use towpath_engine::DropReason;
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 use towpath_port::{LinkType, tun};
 use towpath_ring::Consumer;
 use towpath_wire::checksum;
 
 use super::losses::{Shown, captured, comments, datagram, is_logged, send, trace};
 use super::machines::*;
+use crate::support::until;
 
 /// A new reason needs a test that produces it.
 #[test]

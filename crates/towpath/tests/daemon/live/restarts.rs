@@ -9,10 +9,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, Ports, state};
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 use towpath_wire::Time;
 
 use super::machines::*;
+use crate::support::until;
 
 /// Only the first packet of a connection makes a state. All other packets need one.
 const SETUP: &str = "add 100 allow layer2 mac-type arp\nadd 200 check-state\n\

@@ -3,9 +3,10 @@
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, ip, settled, veth, within};
 
 use super::machines::*;
+use crate::support::until;
 
 #[towpath_testenv::needs(netns, tun)]
 #[test]

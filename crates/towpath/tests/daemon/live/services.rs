@@ -2,7 +2,6 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use rustix::process::Signal;
 use towpath_port::netns::within;
 
 use super::machines::*;
+use crate::example::example;
 
 /// Number of connections that send requests without a pause.
 const CLIENTS: usize = 4;
@@ -78,13 +78,13 @@ impl Clients {
 
 /// The configuration of a bridge with muxes, each with an additional key.
 pub(super) fn config(threads: usize, muxes: &[(&str, u16, &str)]) -> String {
-    let worker = Path::new(env!("CARGO_BIN_EXE_towpath")).with_file_name("examples").join("mux_worker");
+    let worker = example("mux_worker");
     let mut text = format!("{BRIDGE}[engine]\nthreads = {threads}\nwait = \"park\"\n");
     for (name, port, more) in muxes {
         text += &format!(
             "[mux.{name}]\nlisten = \"127.0.0.1:{port}\"\ndrain = 600\nframing = \"offset=0 length=4 be adjust=4\"\n\
              worker = \"{}\"\nworkers = 2\n{more}\n",
-            worker.display()
+            worker
         );
     }
     text

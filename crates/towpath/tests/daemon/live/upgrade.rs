@@ -15,9 +15,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use towpath_port::netns::{Host, until, within};
+use towpath_port::netns::{Host, within};
 
 use super::machines::*;
+use crate::support::until;
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 
@@ -51,9 +52,8 @@ impl Running {
 
     pub(super) fn of(mut first: Engine) -> Self {
         // All engines write there: each one its report.
-        let (mut reports, mut log) = (first.child.stdout.take().unwrap(), first.child.stderr.take().unwrap());
+        let mut reports = first.child.stdout.take().unwrap();
         thread::spawn(move || io::copy(&mut reports, &mut io::sink()));
-        thread::spawn(move || io::copy(&mut log, &mut io::sink()));
         Self { first, now: None }
     }
 
@@ -122,6 +122,10 @@ const FIRST: u64 = u64::MAX;
 /// Tenths of a second without a datagram after which those that have not arrived are lost.
 const SILENCE: u32 = 100;
 
+/// Numbers that have not arrived at every port, at most. A receive ring has 128 blocks, and each packet has at most one: the datagrams of
+/// three ports and the segments of a connection have room, however long the engine does not receive.
+const AHEAD: u64 = 32;
+
 /// Numbered datagrams from the left machine to ports of the right one, without pause. Made before the machines are busy.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
@@ -136,7 +140,9 @@ impl Load {
     pub(super) fn start(left: &Host, right: &Host, ports: &[u16]) -> Self {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (over, reached) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let receivers = ports.iter().map(|&port| {
+        let arrived: Arc<[AtomicU64]> = ports.iter().map(|_| AtomicU64::new(0)).collect();
+        let receivers = ports.iter().enumerate().map(|(at, &port)| {
+            let arrived = Arc::clone(&arrived);
             let server = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
             // The machine itself must lose none.
             set_socket_recv_buffer_size_force(&server, 32 << 20).unwrap();
@@ -152,6 +158,7 @@ impl Load {
                         }
                         Ok(_) => {
                             assert!(got.insert(u64::from_be_bytes(number)), "a datagram arrived twice");
+                            arrived[at].store(got.len() as u64, Ordering::Relaxed);
                             silence = 0;
                         }
                         Err(_) if over.load(Ordering::Relaxed) => {
@@ -176,16 +183,24 @@ impl Load {
                 }
                 thread::sleep(Duration::from_millis(20));
             }
+            // Those that have not arrived for long are lost.
+            let (mut lost, mut waited) = (0, 0);
             while !stopped.load(Ordering::Relaxed) {
-                // A ring of 128 blocks has room for 640 ms: a block ends 1 ms after its first packet. Another test may have the processors.
-                for _ in 0..40 {
-                    let number = count.load(Ordering::Relaxed);
+                let number = count.load(Ordering::Relaxed);
+                let least = arrived.iter().map(|arrived| arrived.load(Ordering::Relaxed)).min().unwrap();
+                if number < least + lost + AHEAD {
                     for &port in &ports {
                         client.send_to(&number.to_be_bytes(), (RIGHT, port)).unwrap();
                     }
                     count.store(number + 1, Ordering::Relaxed);
+                    waited = 0;
+                    continue;
                 }
-                thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(1));
+                waited += 1;
+                if waited == 100 * SILENCE {
+                    lost = number - least;
+                }
             }
         });
         Self { stop, over, sent, sender: Some(sender), receivers }

@@ -1,18 +1,17 @@
 //! Processes that die during an upgrade of a running engine: afterwards one engine carries packets, or none is left of any.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::machines::*;
 use super::mux_upgrade::Talk;
 use super::services;
 use super::upgrade::{config, inspector, script, started};
+use crate::support::{Log, until};
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 
@@ -39,40 +38,15 @@ for word in sys.argv[1].split():
             break
 "#;
 
-/// What all engines of an upgrade have logged so far.
-struct Log(Arc<Mutex<String>>);
-
-impl Log {
-    fn of(engine: &mut Engine) -> Self {
-        let (mut reports, log) = (engine.child.stdout.take().unwrap(), engine.child.stderr.take().unwrap());
-        thread::spawn(move || std::io::copy(&mut reports, &mut std::io::sink()));
-        let text = Arc::new(Mutex::new(String::new()));
-        let own = Arc::clone(&text);
-        thread::spawn(move || {
-            for line in BufReader::new(log).lines().map_while(Result::ok) {
-                *own.lock().unwrap() += &(line + "\n");
-            }
-        });
-        Self(text)
-    }
-
-    fn text(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits for a line.
-    fn until(&self, what: &str) {
-        until(|| self.text().contains(what));
-    }
-
-    /// Forgets the lines so far, and returns them.
-    fn take(&self) -> String {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
+/// The log of all engines, whose reports are read.
+pub(super) fn log(engine: &mut Engine) -> Log {
+    let mut reports = engine.child.stdout.take().unwrap();
+    thread::spawn(move || std::io::copy(&mut reports, &mut std::io::sink()));
+    engine.log.clone()
 }
 
 /// The other processes of this network namespace, and their command lines.
-fn processes() -> Vec<(Pid, String)> {
+pub(super) fn processes() -> Vec<(Pid, String)> {
     let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
     let in_namespace = |entry: std::fs::DirEntry| {
         let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
@@ -85,7 +59,7 @@ fn processes() -> Vec<(Pid, String)> {
 }
 
 /// The process of this namespace whose command begins with these words.
-fn process(words: &str) -> Pid {
+pub(super) fn process(words: &str) -> Pid {
     let mut found = processes().into_iter().filter(|(_, line)| line.starts_with(words));
     let (pid, _) = found.next().unwrap_or_else(|| panic!("{words}: {:?}", processes()));
     pid
@@ -121,7 +95,7 @@ fn a_new_engine_that_dies_at_any_stage_leaves_the_old_one_as_it_was() {
         write_config(directory, program.to_str().unwrap());
         std::fs::write(directory.join("deserter.py"), DESERTER).unwrap();
         let mut engine = Engine::start(directory);
-        let log = Log::of(&mut engine);
+        let log = log(&mut engine);
         let mut own = inspector(directory);
         until(|| inspectors(&engine).len() == 3);
         let before = inspectors(&engine);
@@ -181,7 +155,7 @@ fn a_new_engine_that_has_everything_goes_on_without_the_old_one() {
         let directory = files.path();
         write_config(directory, TOWPATH);
         let mut engine = Engine::start(directory);
-        let log = Log::of(&mut engine);
+        let log = log(&mut engine);
         let mut own = inspector(directory);
         until(|| inspectors(&engine).len() == 3);
         let before = inspectors(&engine);
@@ -225,7 +199,7 @@ fn an_upgrade_ends_with_the_launcher() {
             let program = if stage == "prepares" { "exec sleep 1000" } else { &real };
             write_config(directory, &script(directory, "next", program));
             let mut engine = Engine::start(directory);
-            let log = Log::of(&mut engine);
+            let log = log(&mut engine);
             match stage {
                 "prepares" => {
                     engine.signal(Signal::USR2);
