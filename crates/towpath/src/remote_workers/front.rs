@@ -92,7 +92,7 @@ impl RemoteFront {
             let BusSettings { server, subject, name } = &config.bus;
             let subjects = side.front.subjects();
             if let Err(error) = worker_bus::run(server, name, subject, &subjects, &mut side) {
-                tracing::error!("--remote: {error}; there are no workers on other machines");
+                tracing::error!("no remote workers at `{subject}`: {error}");
             }
             side.finish();
         };
@@ -459,14 +459,15 @@ impl Side for FrontSide {
     fn connected(&mut self, server: &str) {
         self.away = None;
         self.hosts = (Instant::now(), false);
-        tracing::info!("remote workers: connected to {server}, subject `{}`", self.subject);
+        tracing::info!("remote workers at `{}`: connected to {server}", self.subject);
     }
 
     fn disconnected(&mut self, error: &SessionError) {
         let text = error.to_string();
         if self.away.as_ref() != Some(&text) {
             tracing::warn!(
-                "remote workers: {text}; without the server there are none, and the front tries again every second"
+                "remote workers at `{}`: {text}; without the server there are none, and the front tries again every second",
+                self.subject
             );
         }
         self.front.disconnected("the connection to the server has ended");
@@ -474,7 +475,7 @@ impl Side for FrontSide {
     }
 
     fn warning(&mut self, text: &str) {
-        tracing::warn!("remote workers: {text}");
+        tracing::warn!("remote workers at `{}`: {text}", self.subject);
     }
 
     fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool) {
