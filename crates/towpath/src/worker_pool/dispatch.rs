@@ -5,7 +5,8 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached.
+//! short, they get none, unless every local worker is stuck, or none is attached. A remote worker may have further messages on the way
+//! (`process/ahead.rs`), but one is left for each local worker.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -52,7 +53,7 @@ impl Dispatcher {
     }
 
     /// Orders the workers on other machines by their round trips.
-    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
+    pub(super) fn look(&mut self, slots: &mut [WorkerSlot], now: Instant) {
         let first = slots.partition_point(|slot| !slot.is_away());
         let current = is_current(&self.away, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
@@ -61,7 +62,7 @@ impl Dispatcher {
         }
         self.compared = Some(now);
         let mut trips: Vec<_> =
-            (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
+            (first..slots.len()).filter_map(|at| Some((slots[at].learn_round_trip()?, at))).collect();
         trips.sort_unstable();
         self.away = trips.into_iter().map(|(_, at)| at).collect();
     }
@@ -88,8 +89,9 @@ impl Dispatcher {
             Some(turn) => self.dispatch_short(local, mux, time, now, turn),
             None => self.all(local, mux, time, now),
         };
-        if !self.away.is_empty() && (quick.is_none() || !local.iter().any(WorkerSlot::is_attached)) {
-            busy |= self.dispatch_away(slots, mux, time, now);
+        let takes = |slot: &WorkerSlot| slot.is_idle() || slot.is_going_on(now, STUCK);
+        if !self.away.is_empty() && (quick.is_none() || !local.iter().any(takes)) {
+            busy |= self.dispatch_away(slots, first, mux, (time, now));
         }
         let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
@@ -97,19 +99,29 @@ impl Dispatcher {
         busy
     }
 
-    /// To workers on other machines: to the idle ones first, the nearest of them before the others.
-    fn dispatch_away(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
+    /// To workers on other machines, which are those from `first` on: to the idle ones first, the nearest of them before the others. One
+    /// message is left for each local worker, but an idle worker gets one.
+    fn dispatch_away(
+        &self,
+        slots: &mut [WorkerSlot],
+        first: usize,
+        mux: &mut Mux,
+        (time, now): (Time, u64),
+    ) -> bool {
         let mut busy = false;
+        let local = slots[..first].iter().filter(|slot| slot.is_attached()).count();
+        let spare = |mux: &Mux| mux.available().saturating_sub(local);
         let idle = self.away.iter().filter(|at| slots[**at].is_idle()).count();
-        let share = mux.available().div_ceil(idle.max(1)).max(1);
+        let share = spare(mux).div_ceil(idle.max(1)).max(1);
         for at in &self.away {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
         for at in &self.away {
+            let most = slots[*at].working() + spare(mux);
             if slots[*at].is_going_on(now, STUCK_AWAY) {
-                busy |= slots[*at].fill(mux, time, usize::MAX);
+                busy |= slots[*at].fill(mux, time, most);
             }
         }
         busy
@@ -188,7 +200,7 @@ mod tests {
     use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::connections::Connections;
-    use super::super::worker_slot::tests::{ask, attach, learn};
+    use super::super::worker_slot::tests::{ask, attach, learn, set_times};
     use super::*;
 
     #[test]
@@ -248,5 +260,42 @@ mod tests {
             assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "at {at}");
         }
         drop(workers);
+    }
+
+    #[test]
+    fn a_remote_worker_has_further_messages_on_the_way_if_local_ones_have_theirs() {
+        // Rows: local workers, messages that wait, messages that the local worker and the remote one then hold.
+        let rows =
+            [(1, 1, [1, 0]), (1, 2, [1, 1]), (1, 3, [1, 1]), (1, 4, [1, 2]), (1, 9, [1, 3]), (0, 2, [0, 2]), (0, 9, [0, 3])];
+        for (locals, lines, expected) in rows {
+            let server = Server::new(
+                "line".parse().unwrap(),
+                towpath_mux::mux::Config::new(towpath_mux::mux::Order::None),
+            )
+            .unwrap();
+            let mut driver = server.driver().unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let (path, rights) = (directory.path(), Rights::default());
+            let mut slots = [WorkerSlot::new(0, path, rights), WorkerSlot::away(1, path, rights)];
+            let workers: Vec<_> = (1 - locals..2)
+                .map(|at| {
+                    let path = path.join(format!("worker-{at}-0.sock"));
+                    attach(&mut slots[at], path, &mut driver, Instant::now())
+                })
+                .collect();
+            // Two messages in a round trip.
+            set_times(&mut slots[1], Duration::from_millis(2), Duration::from_millis(1));
+            let mut dispatcher = Dispatcher { away: vec![1], ..Dispatcher::new() };
+            let mut completions = Completions::default();
+            driver.change(|mux, now| ask(mux, lines, now));
+            for at in 0..4 {
+                driver.change(|mux, now| dispatcher.dispatch(&mut slots, mux, now, at));
+                slots
+                    .iter_mut()
+                    .for_each(|slot| slot.hand_over(&mut completions, &Connections::default(), at, 0));
+            }
+            assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "{locals} {lines}");
+            drop(workers);
+        }
     }
 }
