@@ -74,7 +74,7 @@ pub(super) struct Service {
     /// `Some(true)` if the mux ended without an error; `None` while it runs.
     ended: Option<bool>,
     /// Its workers on other machines. Ends after the pool, which waits for them.
-    _remote: Option<RemoteFront>,
+    _remote_front: Option<RemoteFront>,
 }
 
 /// Where a mux is served.
@@ -181,13 +181,13 @@ impl Listening {
         server.set_admission(Arc::clone(&admission) as Arc<_>);
         let remote = remote.map(RemoteConfig::start).transpose();
         let remote = remote.map_err(|error| Failure::Mux(name.clone(), error.to_string()))?;
-        let (remote, away) = remote.unzip();
+        let (remote_front, remote) = remote.unzip();
         let front = worker_pool::Config {
             program,
             place: Place::Mux(name.clone()),
             starter,
             workers: config.workers,
-            away,
+            remote,
             drain: config.drain,
             timeout: config.timeout,
             close_undone: !config.keep_undone,
@@ -231,7 +231,7 @@ impl Listening {
             waiting,
             runs,
             ended,
-            _remote: remote,
+            _remote_front: remote_front,
         };
         Ok((service, served))
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::config::{Fleet, Mux, RemoteWorkers};
-use crate::worker_pool::AwayConfig;
+use crate::worker_pool::RemoteSlots;
 
 #[cfg(feature = "fleet")]
 pub(super) use crate::remote_workers::RemoteFront;
@@ -35,19 +35,19 @@ impl RemoteConfig {
     /// # Errors
     /// A descriptor or the thread cannot be made, or this build has no client of NATS.
     #[cfg(feature = "fleet")]
-    pub(super) fn start(self) -> io::Result<(RemoteFront, AwayConfig)> {
+    pub(super) fn start(self) -> io::Result<(RemoteFront, RemoteSlots)> {
         use crate::remote_workers::{BusSettings, FrontConfig};
         let RemoteWorkers { subject, most } = self.workers;
         let bus = BusSettings { server: crate::fleet::server(&self.fleet), subject, name: self.front };
         let begin = || crate::sandbox::enter(crate::sandbox::Role::RemoteWorkers);
         let front = RemoteFront::start(FrontConfig { bus, begin })?;
-        let away = AwayConfig { starter: front.starter(), most };
-        Ok((front, away))
+        let remote = RemoteSlots { starter: front.starter(), most };
+        Ok((front, remote))
     }
 
     /// Fails: this build has no client of NATS.
     #[cfg(not(feature = "fleet"))]
-    pub(super) fn start(self) -> io::Result<(RemoteFront, AwayConfig)> {
+    pub(super) fn start(self) -> io::Result<(RemoteFront, RemoteSlots)> {
         Err(io::Error::other("this towpath was built without `remote`; build it with `--features fleet`"))
     }
 }

@@ -47,7 +47,7 @@ pub trait Remote: Send + Sync + fmt::Debug {
     fn kill(&self, id: u32) -> io::Result<()>;
 
     /// The worker on another machine behind this process; `None` if it is a process of this machine.
-    fn away(&self, _id: u32) -> Option<Away> {
+    fn remote_worker(&self, _id: u32) -> Option<RemoteWorker> {
         None
     }
 
@@ -59,7 +59,7 @@ pub trait Remote: Send + Sync + fmt::Debug {
 
 /// A worker on another machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Away {
+pub struct RemoteWorker {
     /// Worker and host, for people. Empty until there is one.
     pub name: String,
     /// Messages that it may hold.

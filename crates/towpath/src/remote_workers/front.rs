@@ -18,7 +18,7 @@ use towpath_ring::{AttachError, Consumer, Frame, Options, ReserveError, Verdict}
 use super::poller::Poller;
 use super::{BusSettings, instant, meta, random, record, time};
 use crate::eventfd::EventFd;
-use crate::process::{Away, Child, Place, Program, Remote, Started};
+use crate::process::{RemoteWorker, Child, Place, Program, Remote, Started};
 
 /// Token of the wake-up in the poller. Others are the slots.
 const WAKE: u64 = u64::MAX;
@@ -68,7 +68,7 @@ struct Registry {
 #[derive(Debug)]
 struct Worker {
     socket: PathBuf,
-    away: Away,
+    remote: RemoteWorker,
     /// Signalled at the end, and then closed: the pool watches another descriptor of it.
     end: Option<EventFd>,
     /// The pool knows that it has ended, and still asks why.
@@ -142,8 +142,8 @@ impl Remote for Shared {
         registry.workers.retain(|_, worker| !std::mem::replace(&mut worker.old, worker.known));
         let id = FIRST | registry.made;
         registry.made = (registry.made + 1) % FIRST;
-        let away = Away { name: "a worker on another machine".to_owned(), ..Away::default() };
-        let worker = Worker { socket: socket.into(), away, end: Some(end), known: false, old: false };
+        let remote = RemoteWorker { name: "a worker on another machine".to_owned(), ..RemoteWorker::default() };
+        let worker = Worker { socket: socket.into(), remote, end: Some(end), known: false, old: false };
         registry.workers.insert(id, worker);
         registry.started.push(id);
         drop(registry);
@@ -166,7 +166,7 @@ impl Remote for Shared {
     fn kill(&self, id: u32) -> io::Result<()> {
         let mut registry = self.lock();
         // Without a session, the thread has nothing to do with it.
-        let waits = registry.workers.get(&id).is_some_and(|worker| worker.away.credit == 0);
+        let waits = registry.workers.get(&id).is_some_and(|worker| worker.remote.credit == 0);
         if registry.over || waits {
             registry.end(id);
         }
@@ -176,8 +176,8 @@ impl Remote for Shared {
         Ok(())
     }
 
-    fn away(&self, id: u32) -> Option<Away> {
-        Some(self.lock().workers.get(&id).map(|worker| worker.away.clone()).unwrap_or_default())
+    fn remote_worker(&self, id: u32) -> Option<RemoteWorker> {
+        Some(self.lock().workers.get(&id).map(|worker| worker.remote.clone()).unwrap_or_default())
     }
 
     fn worker_stats(&self) -> Option<WorkerStats> {
@@ -284,7 +284,7 @@ impl FrontSide {
             self.front.close(slot, true);
             return self.leave(slot, None);
         }
-        let credit = self.shared.lock().workers.get(&slot).map_or(1, |worker| worker.away.credit);
+        let credit = self.shared.lock().workers.get(&slot).map_or(1, |worker| worker.remote.credit);
         self.ends.insert(slot, End { consumer, frames: HashMap::new(), credit, blocked: None });
     }
 
@@ -293,7 +293,7 @@ impl FrontSide {
         let round_trip = self.front.round_trip(slot).unwrap_or_default();
         let mut registry = self.shared.lock();
         let Some(worker) = registry.workers.get_mut(&slot) else { return };
-        worker.away = Away { name, credit: usize::from(credit), round_trip, end: None };
+        worker.remote = RemoteWorker { name, credit: usize::from(credit), round_trip, end: None };
         let socket = worker.socket.clone();
         drop(registry);
         let shared = Arc::clone(&self.shared);
@@ -313,7 +313,7 @@ impl FrontSide {
     fn leave(&mut self, slot: u32, why: Option<String>) {
         let mut registry = self.shared.lock();
         if let Some(worker) = registry.workers.get_mut(&slot) {
-            worker.away.end = worker.away.end.take().or(why);
+            worker.remote.end = worker.remote.end.take().or(why);
         }
         drop(registry);
         // The pool reads the reason when it finds the closed ring.
@@ -388,7 +388,7 @@ impl FrontSide {
         let mut registry = self.shared.lock();
         for (slot, worker) in &mut registry.workers {
             if let Some(trip) = self.front.round_trip(*slot) {
-                worker.away.round_trip = trip;
+                worker.remote.round_trip = trip;
             }
         }
         drop(registry);
@@ -479,12 +479,12 @@ impl Side for FrontSide {
         tracing::warn!("remote workers at `{}`: {text}", self.subject);
     }
 
-    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool) {
+    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant) {
         if copied {
             self.front.stats.malformed += 1;
             return;
         }
-        self.front.message(subject, bytes, time(self.start, Instant::now()));
+        self.front.message(subject, bytes, time(self.start, now));
     }
 
     fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {

@@ -29,7 +29,7 @@ const MANY: usize = 16;
 /// tasks on its CPU.
 const STUCK: u64 = 5_000_000;
 /// The same for a worker on another machine.
-const STUCK_AWAY: u64 = 100_000_000;
+const STUCK_REMOTE: u64 = 100_000_000;
 /// Interval at which the round trips are compared.
 const COMPARE: Duration = Duration::from_secs(1);
 
@@ -42,29 +42,29 @@ pub(super) struct Dispatcher {
     /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
     /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
-    away: Vec<usize>,
+    remote: Vec<usize>,
     compared: Option<Instant>,
 }
 
 impl Dispatcher {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { spread: spread(processors), turn: 0, again: None, away: Vec::new(), compared: None }
+        Self { spread: spread(processors), turn: 0, again: None, remote: Vec::new(), compared: None }
     }
 
     /// Orders the workers on other machines by their round trips.
     pub(super) fn look(&mut self, slots: &mut [WorkerSlot], now: Instant) {
-        let first = slots.partition_point(|slot| !slot.is_away());
-        let current = is_current(&self.away, first..slots.len(), |at| slots[at].is_attached());
+        let first = slots.partition_point(|slot| !slot.is_remote());
+        let current = is_current(&self.remote, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
-        if current && (self.away.is_empty() || !due) {
+        if current && (self.remote.is_empty() || !due) {
             return;
         }
         self.compared = Some(now);
         let mut trips: Vec<_> =
             (first..slots.len()).filter_map(|at| Some((slots[at].learn_round_trip()?, at))).collect();
         trips.sort_unstable();
-        self.away = trips.into_iter().map(|(_, at)| at).collect();
+        self.remote = trips.into_iter().map(|(_, at)| at).collect();
     }
 
     /// When to dispatch again without an event.
@@ -80,7 +80,7 @@ impl Dispatcher {
     /// Gives messages to workers. Returns true if a worker got any. `now`: clock of the pool; `time`: clock
     /// of the core.
     pub(super) fn dispatch(&mut self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
-        let first = slots.partition_point(|slot| !slot.is_away());
+        let first = slots.partition_point(|slot| !slot.is_remote());
         let (local, _) = slots.split_at_mut(first);
         self.turn = (self.turn + 1) % local.len().max(1);
         // A message for one worker only (sticky order) cannot go to another.
@@ -90,8 +90,8 @@ impl Dispatcher {
             None => self.all(local, mux, time, now),
         };
         let takes = |slot: &WorkerSlot| slot.is_idle() || slot.is_going_on(now, STUCK);
-        if !self.away.is_empty() && (quick.is_none() || !local.iter().any(takes)) {
-            busy |= self.dispatch_away(slots, first, mux, (time, now));
+        if !self.remote.is_empty() && (quick.is_none() || !local.iter().any(takes)) {
+            busy |= self.dispatch_remote(slots, first, mux, (time, now));
         }
         let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
@@ -101,7 +101,7 @@ impl Dispatcher {
 
     /// To workers on other machines, which are those from `first` on: to the idle ones first, the nearest of them before the others. One
     /// message is left for each local worker, but an idle worker gets one.
-    fn dispatch_away(
+    fn dispatch_remote(
         &self,
         slots: &mut [WorkerSlot],
         first: usize,
@@ -111,16 +111,16 @@ impl Dispatcher {
         let mut busy = false;
         let local = slots[..first].iter().filter(|slot| slot.is_attached()).count();
         let spare = |mux: &Mux| mux.available().saturating_sub(local);
-        let idle = self.away.iter().filter(|at| slots[**at].is_idle()).count();
+        let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
         let share = spare(mux).div_ceil(idle.max(1)).max(1);
-        for at in &self.away {
+        for at in &self.remote {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
-        for at in &self.away {
+        for at in &self.remote {
             let most = slots[*at].working() + spare(mux);
-            if slots[*at].is_going_on(now, STUCK_AWAY) {
+            if slots[*at].is_going_on(now, STUCK_REMOTE) {
                 busy |= slots[*at].fill(mux, time, most);
             }
         }
@@ -180,9 +180,9 @@ impl Dispatcher {
     }
 }
 
-/// Returns true if `away` has exactly the slots of `all` that are attached.
-fn is_current(away: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
-    away.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == away.len()
+/// Returns true if `remote` has exactly the slots of `all` that are attached.
+fn is_current(remote: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
+    remote.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
 }
 
 /// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
@@ -276,7 +276,7 @@ mod tests {
             let mut driver = server.driver().unwrap();
             let directory = tempfile::tempdir().unwrap();
             let (path, rights) = (directory.path(), Rights::default());
-            let mut slots = [WorkerSlot::new(0, path, rights), WorkerSlot::away(1, path, rights)];
+            let mut slots = [WorkerSlot::new(0, path, rights), WorkerSlot::remote(1, path, rights)];
             let workers: Vec<_> = (1 - locals..2)
                 .map(|at| {
                     let path = path.join(format!("worker-{at}-0.sock"));
@@ -285,7 +285,7 @@ mod tests {
                 .collect();
             // Two messages in a round trip.
             set_times(&mut slots[1], Duration::from_millis(2), Duration::from_millis(1));
-            let mut dispatcher = Dispatcher { away: vec![1], ..Dispatcher::new() };
+            let mut dispatcher = Dispatcher { remote: vec![1], ..Dispatcher::new() };
             let mut completions = Completions::default();
             driver.change(|mux, now| ask(mux, lines, now));
             for at in 0..4 {

@@ -64,7 +64,7 @@ impl WorkerPoolView for WorkerPool {
         }
         samples.add_histogram(&[("mux", name)], &COMPLETION_TIME, &completion);
         samples.add(&[("mux", name)], &self.completions.violations);
-        if let Some(stats) = self.config.away.as_ref().and_then(|away| away.starter.worker_stats()) {
+        if let Some(stats) = self.config.remote.as_ref().and_then(|remote| remote.starter.worker_stats()) {
             samples.add(&[("mux", name)], &stats);
         }
         samples.add(&[("mux", name)], &self.upgrades.stats);

@@ -219,7 +219,7 @@ impl Process {
             let reaped = PeerKey::Worker(self.child.id());
             self.tx_leases = self.rights.leases.then(|| TxLeases::of(&channel, reaped)).flatten();
             self.channel = Some(Reaper::shared().wrap(reaped, channel));
-            self.credit = self.child.away().map_or(CREDIT, |away| away.credit.clamp(1, CREDIT));
+            self.credit = self.child.remote_worker().map_or(CREDIT, |remote| remote.credit.clamp(1, CREDIT));
             let credit = self.credit;
             self.id = Some(driver.change(|mux, now| mux.clone_worker(credit, now)));
             return Ok(ProcessState::Attached);
@@ -270,8 +270,8 @@ impl Process {
             return WorkerExit::Violation { pid: self.child.id(), why };
         }
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
-        if let Some(away) = self.child.away() {
-            return WorkerExit::Away { name: away.name, why: away.end.unwrap_or(why) };
+        if let Some(remote) = self.child.remote_worker() {
+            return WorkerExit::Remote { name: remote.name, why: remote.end.unwrap_or(why) };
         }
         WorkerExit::Gone { pid: self.child.id(), why }
     }
@@ -310,7 +310,7 @@ impl Process {
 
     /// Learns the round trip to a worker on another machine.
     pub(super) fn learn_round_trip(&mut self) -> Option<Duration> {
-        let trip = self.child.away()?.round_trip;
+        let trip = self.child.remote_worker()?.round_trip;
         self.ahead.set_round_trip(trip);
         Some(trip)
     }
