@@ -50,10 +50,14 @@ pub enum FrontEvent {
 pub struct HostView {
     /// Its name.
     pub name: String,
-    /// Its workers, and how many of them have a session.
+    /// Its workers.
     pub workers: usize,
-    /// Workers with a session.
-    pub used: usize,
+    /// The slots that have one of them.
+    pub slots: Vec<u32>,
+    /// Messages that each of them may hold.
+    pub credit: u16,
+    /// It takes no further messages.
+    pub leaving: bool,
     /// The round trip.
     pub round_trip: Option<Duration>,
 }
@@ -397,7 +401,9 @@ impl Front {
         let view = |(peer, host): (&Peer, &RemoteHost)| HostView {
             name: peer.name.clone(),
             workers: host.workers.len(),
-            used: host.workers.iter().flatten().count(),
+            slots: host.workers.iter().flatten().copied().collect(),
+            credit: host.credit,
+            leaving: host.leaving,
             round_trip: host.round_trip,
         };
         let mut hosts: Vec<_> = self.hosts.iter().map(view).collect();

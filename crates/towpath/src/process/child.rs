@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::starter::{RemoteWorker, Remote};
+use super::starter::{Remote, RemoteWorker};
 
 /// A process that a [`Starter`](super::Starter) started. Its descriptor becomes readable when it has ended.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use towpath_ring::{AttachError, Consumer, Frame, Options, ReserveError, Verdict}
 use super::poller::Poller;
 use super::{BusSettings, instant, meta, random, record, time};
 use crate::eventfd::EventFd;
-use crate::process::{RemoteWorker, Child, Place, Program, Remote, Started};
+use crate::process::{Child, Place, Program, Remote, RemoteView, RemoteWorker, Started};
 
 /// Token of the wake-up in the poller. Others are the slots.
 const WAKE: u64 = u64::MAX;
@@ -52,7 +52,7 @@ struct Shared {
     wake: EventFd,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Registry {
     workers: HashMap<u32, Worker>,
     made: u32,
@@ -62,7 +62,7 @@ struct Registry {
     attached: Vec<(u32, Result<Consumer, AttachError>)>,
     /// The thread ends, or has ended.
     over: bool,
-    stats: WorkerStats,
+    view: RemoteView,
 }
 
 #[derive(Debug)]
@@ -83,7 +83,8 @@ impl RemoteFront {
     /// # Errors
     /// A descriptor or the thread cannot be made.
     pub fn start(config: FrontConfig) -> io::Result<Self> {
-        let shared = Arc::new(Shared { registry: Mutex::default(), wake: EventFd::new()? });
+        let registry = Mutex::new(Registry::new(&config.bus.subject));
+        let shared = Arc::new(Shared { registry, wake: EventFd::new()? });
         let poller = Poller::new()?;
         poller.add(&shared.wake, WAKE)?;
         let mut side = FrontSide::new(&config.bus, Arc::clone(&shared), poller);
@@ -124,6 +125,20 @@ impl Shared {
 }
 
 impl Registry {
+    fn new(subject: &str) -> Self {
+        let server = Err("connecting".to_owned());
+        let stats = WorkerStats::default();
+        Self {
+            workers: HashMap::new(),
+            made: 0,
+            started: Vec::new(),
+            killed: Vec::new(),
+            attached: Vec::new(),
+            over: false,
+            view: RemoteView { subject: subject.to_owned(), server, hosts: Vec::new(), stats },
+        }
+    }
+
     fn end(&mut self, id: u32) {
         if let Some(end) = self.workers.get_mut(&id).and_then(|worker| worker.end.take()) {
             end.signal();
@@ -180,8 +195,8 @@ impl Remote for Shared {
         Some(self.lock().workers.get(&id).map(|worker| worker.remote.clone()).unwrap_or_default())
     }
 
-    fn worker_stats(&self) -> Option<WorkerStats> {
-        Some(self.lock().stats)
+    fn remote_view(&self) -> Option<RemoteView> {
+        Some(self.lock().view.clone())
     }
 }
 
@@ -255,7 +270,7 @@ impl FrontSide {
         let (started, killed) = (std::mem::take(&mut registry.started), std::mem::take(&mut registry.killed));
         let attached = std::mem::take(&mut registry.attached);
         self.over = registry.over;
-        registry.stats = self.front.stats;
+        registry.view.stats = self.front.stats;
         drop(registry);
         started.into_iter().for_each(|slot| self.front.want(slot));
         for (slot, consumer) in attached {
@@ -391,6 +406,7 @@ impl FrontSide {
                 worker.remote.round_trip = trip;
             }
         }
+        registry.view.hosts = hosts;
         drop(registry);
         let WorkerStats { malformed, version, unknown, too_many, .. } = self.front.stats;
         let all = malformed + version + unknown + too_many;
@@ -460,6 +476,7 @@ impl Side for FrontSide {
     fn connected(&mut self, server: &str) {
         self.away = None;
         self.hosts = (Instant::now(), false);
+        self.shared.lock().view.server = Ok(server.to_owned());
         tracing::info!("remote workers at `{}`: connected to {server}", self.subject);
     }
 
@@ -472,6 +489,9 @@ impl Side for FrontSide {
             );
         }
         self.front.disconnected("the connection to the server has ended");
+        let mut registry = self.shared.lock();
+        (registry.view.server, registry.view.hosts) = (Err(text.clone()), Vec::new());
+        drop(registry);
         self.away = Some(text);
     }
 

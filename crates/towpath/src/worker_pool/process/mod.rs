@@ -315,6 +315,11 @@ impl Process {
         Some(trip)
     }
 
+    /// The name of the worker on another machine.
+    pub(super) fn remote_name(&self) -> Option<String> {
+        self.child.remote_worker().map(|remote| remote.name)
+    }
+
     #[cfg(test)]
     pub(super) fn set_times(&mut self, round_trip: Duration, work: Duration) {
         self.ahead = Ahead::default();

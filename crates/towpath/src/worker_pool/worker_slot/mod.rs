@@ -452,6 +452,16 @@ impl WorkerSlot {
         self.all().find(|process| process.is(id)).map(Process::pid)
     }
 
+    /// The name of this worker, if it is on another machine.
+    pub(super) fn remote_name(&self, id: worker::Id) -> Option<String> {
+        self.all().find(|process| process.is(id))?.remote_name()
+    }
+
+    /// Number of messages that the process with this id holds.
+    pub(super) fn held_by(&self, pid: u32) -> usize {
+        self.all().filter(|process| process.pid() == pid).map(Process::working).sum()
+    }
+
     /// Closes all processes.
     pub(super) fn close(&mut self, driver: &Driver) {
         self.all_mut().for_each(|process| process.close(driver));

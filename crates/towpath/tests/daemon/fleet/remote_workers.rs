@@ -113,6 +113,11 @@ fn a_mux_of_an_engine_has_workers_on_other_machines() {
         for _ in 0..2 {
             let server = Server::with(directory.path(), SERVER);
             assert_eq!(answer(&mut far), (host.0.id(), b"early".to_vec()));
+            until(|| {
+                let host = &engine.json("show mux --json")["mux"]["remote"]["hosts"][0];
+                let number = |name: &str| host[name].as_u64();
+                host["name"] == "h1" && number("used") == Some(1) && number("in_flight") == Some(0)
+            });
             // While the local worker is busy, the remote one gets the messages, also long ones.
             let gate = TcpListener::bind("127.0.0.1:0").unwrap();
             send(&mut web, format!("wait {}", gate.local_addr().unwrap()).as_bytes());
@@ -125,6 +130,8 @@ fn a_mux_of_an_engine_has_workers_on_other_machines() {
             drop(server);
             until(|| engine.json("show rings --json")["rings"].as_array().map(Vec::len) == Some(1));
             assert_eq!(ask(&mut web, b"two"), (local, b"two".to_vec()));
+            let remote = engine.json("show mux --json")["mux"]["remote"].take();
+            assert!(remote["server"].is_null() && remote["error"].is_string(), "{remote}");
             send(&mut far, b"early");
         }
         let _server = Server::with(directory.path(), SERVER);
