@@ -268,16 +268,22 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
             let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(*session)) else {
                 continue;
             };
+            let (mut published, mut read) = (false, false);
             match to_program(channel, link) {
-                Ok(any) => busy |= any,
+                Ok(any) => published = any,
                 Err(why) => ended.push((*session, why)),
             }
             if link.has_room() {
                 let Wrote { any, completed } = from_program(channel, link, &mut running.released, clock);
                 running.served |= completed;
-                busy |= any;
+                read = any;
             }
-            channel.kick();
+            match (published, read) {
+                (true, _) => channel.kick(),
+                (false, true) => channel.kick_for_room(),
+                (false, false) => {}
+            }
+            busy |= published || read;
         }
         for (session, why) in ended {
             match why {

@@ -129,12 +129,13 @@ impl Process {
         if self.waiting.is_empty() && self.parts.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
         }
-        let most = channel.batch_max();
+        let (most, mut published) = (channel.batch_max(), false);
         // Before messages: a later message of the connection may be among these.
         while let Some(part) = self.parts.front() {
             let (ticket, bytes) = (part.view().ticket(), part.view().bytes().len());
             let stream = self.streams.entry(ticket).or_default();
             let Ok(seq) = send_part(channel, part, stream.parts + 1, epoch) else { break };
+            published = true;
             stream.parts += 1;
             let held = Out {
                 part: Some((part.kind, bytes)),
@@ -179,6 +180,7 @@ impl Process {
             };
             match sent {
                 Ok(seq) => {
+                    published = true;
                     if self.out.is_empty() {
                         self.first = seq;
                     }
@@ -210,6 +212,9 @@ impl Process {
             }
             pass(&mut self.waiting, count);
         }
-        channel.kick();
+        match published {
+            true => channel.kick(),
+            false => channel.kick_for_room(),
+        }
     }
 }
