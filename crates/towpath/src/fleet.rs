@@ -391,7 +391,11 @@ mod bus {
     }
 
     fn bus_config(config: &config::Fleet) -> BusConfig {
-        BusConfig { server: server(config), group: config.group.clone().unwrap_or_default(), gate: config.gate.clone() }
+        BusConfig {
+            server: server(config),
+            group: config.group.clone().unwrap_or_default(),
+            gate: config.gate.clone(),
+        }
     }
 }
 

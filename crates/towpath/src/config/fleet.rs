@@ -94,7 +94,8 @@ pub(super) fn check(top: &Table<'_, '_>, fleet: Option<&Fleet>, muxes: &[Mux]) {
         && fleet.is_some_and(|fleet| fleet.group.is_none())
         && !muxes.iter().any(remote)
     {
-        let hint = "name the group of this gate: group = \"edge\"; or write remote = \"SUBJECT\" in a [mux.NAME]";
+        let hint =
+            "name the group of this gate: group = \"edge\"; or write remote = \"SUBJECT\" in a [mux.NAME]";
         table.wrong(&table.span, "[fleet] has no effect", hint);
     }
     for (name, table) in top.named("mux") {

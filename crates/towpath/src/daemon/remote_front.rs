@@ -11,7 +11,7 @@ pub(super) use crate::remote_workers::RemoteFront;
 /// This build has no client of NATS.
 #[cfg(not(feature = "fleet"))]
 #[derive(Debug)]
-pub(super) struct RemoteFront(std::convert::Infallible);
+pub(super) enum RemoteFront {}
 
 /// What the client of NATS needs to know.
 #[derive(Debug)]

@@ -157,7 +157,8 @@ impl Remote for Shared {
         registry.workers.retain(|_, worker| !std::mem::replace(&mut worker.old, worker.known));
         let id = FIRST | registry.made;
         registry.made = (registry.made + 1) % FIRST;
-        let remote = RemoteWorker { name: "a worker on another machine".to_owned(), ..RemoteWorker::default() };
+        let remote =
+            RemoteWorker { name: "a worker on another machine".to_owned(), ..RemoteWorker::default() };
         let worker = Worker { socket: socket.into(), remote, end: Some(end), known: false, old: false };
         registry.workers.insert(id, worker);
         registry.started.push(id);

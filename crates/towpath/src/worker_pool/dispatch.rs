@@ -109,7 +109,11 @@ impl Dispatcher {
         (time, now): (Time, u64),
     ) -> bool {
         let mut busy = false;
-        let local = slots[..first].iter().filter(|slot| slot.is_attached()).count();
+        // In sticky order, no worker takes a message of another one.
+        let local = match mux.config().order {
+            Order::Sticky => 0,
+            _ => slots[..first].iter().filter(|slot| slot.is_attached()).count(),
+        };
         let spare = |mux: &Mux| mux.available().saturating_sub(local);
         let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
         let share = spare(mux).div_ceil(idle.max(1)).max(1);
@@ -265,8 +269,15 @@ mod tests {
     #[test]
     fn a_remote_worker_has_further_messages_on_the_way_if_local_ones_have_theirs() {
         // Rows: local workers, messages that wait, messages that the local worker and the remote one then hold.
-        let rows =
-            [(1, 1, [1, 0]), (1, 2, [1, 1]), (1, 3, [1, 1]), (1, 4, [1, 2]), (1, 9, [1, 3]), (0, 2, [0, 2]), (0, 9, [0, 3])];
+        let rows = [
+            (1, 1, [1, 0]),
+            (1, 2, [1, 1]),
+            (1, 3, [1, 1]),
+            (1, 4, [1, 2]),
+            (1, 9, [1, 3]),
+            (0, 2, [0, 2]),
+            (0, 9, [0, 3]),
+        ];
         for (locals, lines, expected) in rows {
             let server = Server::new(
                 "line".parse().unwrap(),

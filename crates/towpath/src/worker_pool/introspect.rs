@@ -26,7 +26,7 @@ impl WorkerPoolView for WorkerPool {
         };
         let remote = self.config.remote.as_ref().and_then(|remote| remote.starter.remote_view());
         let held_by = |pid: &u32| slots.iter().map(|slot| slot.held_by(*pid)).sum::<usize>();
-        let in_flight = |host: &HostView| host.slots.iter().map(held_by).sum();
+        let in_flight = |host: &HostView| host.slots.iter().map(held_by).sum::<usize>();
         let remote = remote.map(|view| show_mux::RemoteWorkers {
             in_flight: view.hosts.iter().map(in_flight).collect(),
             view,

@@ -45,6 +45,7 @@ mod listen;
 mod moved;
 mod poll_backoff;
 mod process;
+mod remote_slots;
 mod signals;
 mod tx_lease;
 mod upgrade;
@@ -53,7 +54,6 @@ mod worker_slot;
 mod zerocopy_tx;
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ use towpath_send::CopyMode;
 
 use crate::control::QueryInbox;
 use crate::process::socket_directory::{self, SocketDirectory};
-use crate::process::{Place, Program, Remote, Starter};
+use crate::process::{Place, Program, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
@@ -80,6 +80,7 @@ use process::Command;
 pub use process::WorkerExit;
 #[cfg(feature = "fleet")]
 pub(crate) use process::worker_ring;
+pub use remote_slots::RemoteSlots;
 pub use signals::PoolControl;
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
@@ -130,15 +131,6 @@ pub struct Config {
     pub send_check: bool,
     /// Certificates that SIGHUP reads again.
     pub tls: Option<Tls>,
-}
-
-/// Workers on other machines.
-#[derive(Clone, Debug)]
-pub struct RemoteSlots {
-    /// Gives them to this pool.
-    pub starter: Arc<dyn Remote>,
-    /// The most of them at the same time.
-    pub most: NonZeroUsize,
 }
 
 /// Why the pool cannot start, or failed.
@@ -309,12 +301,7 @@ impl WorkerPool {
                 starter: config.starter.clone(),
                 waits: false,
             },
-            remote: config.remote.as_ref().map(|remote| Command {
-                program: Program::new(&["a worker on another machine".to_owned()]),
-                place: config.place.clone(),
-                starter: Starter::Remote(Arc::clone(&remote.starter)),
-                waits: true,
-            }),
+            remote: config.remote.as_ref().map(|remote| remote.command(&config.place)),
             config,
             start,
             slots,
@@ -534,7 +521,9 @@ impl WorkerPool {
             }
             // While it drains nothing is read. A worker is needed only for messages that exist.
             match draining.is_none() || driver.server().look(Mux::has_work) {
-                true => slot.start(remote.as_ref().filter(|_| slot.is_remote()).unwrap_or(command), driver, now),
+                true => {
+                    slot.start(remote.as_ref().filter(|_| slot.is_remote()).unwrap_or(command), driver, now)
+                }
                 false => slot.stay_empty(),
             }
         }

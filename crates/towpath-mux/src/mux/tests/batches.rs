@@ -41,13 +41,9 @@ fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
 #[test]
 fn a_worker_that_messages_reach_late_holds_more_than_its_turn() {
     // Rows: messages of the turn, credit, messages ahead, limit of the caller, messages that it then holds.
-    for (turn, credit, ahead, most, held) in [
-        (1, 8, 1, 64, 1),
-        (1, 8, 3, 64, 3),
-        (1, 2, 3, 64, 2),
-        (1, 8, 3, 2, 2),
-        (40, 64, 3, 64, 40),
-    ] {
+    for (turn, credit, ahead, most, held) in
+        [(1, 8, 1, 64, 1), (1, 8, 3, 64, 3), (1, 2, 3, 64, 2), (1, 8, 3, 2, 2), (40, 64, 3, 64, 40)]
+    {
         let (mut mux, psock) = lines(Config::new(Order::None));
         let worker = mux.clone_worker(credit, at(0));
         let each = if turn == 1 { 1_000_000 } else { 5_000 };
