@@ -52,15 +52,15 @@ metrics! {
         /// Records of peers that were refused, by reason: the state was removed after they were sent.
         pub refused_removed: counter states as "refused" (reason = "removed"),
         /// Messages that were refused, by reason: malformed.
-        pub messages_malformed: counter messages as "messages_refused": "Messages that were refused, by reason." (reason = "malformed"),
+        pub messages_malformed: counter messages as "refused": "Messages that were refused, by reason." (reason = "malformed"),
         /// Messages that were refused, by reason: only newer versions can read them.
-        pub messages_version: counter messages as "messages_refused" (reason = "version"),
+        pub messages_version: counter messages as "refused" (reason = "version"),
         /// Messages that were refused, by reason: too many gates.
-        pub messages_peers: counter messages as "messages_refused" (reason = "peers"),
+        pub messages_peers: counter messages as "refused" (reason = "peers"),
         /// Messages that were refused, by reason: another gate has the name of this one.
-        pub messages_own_name: counter messages as "messages_refused" (reason = "own_name"),
+        pub messages_own_name: counter messages as "refused" (reason = "own_name"),
         /// Messages that were refused, by reason: the server sent a copy of a message under another subject.
-        pub messages_republished: counter messages as "messages_refused" (reason = "republished"),
+        pub messages_republished: counter messages as "refused" (reason = "republished"),
         /// Batches that were received twice.
         pub repeated: counter messages,
         /// Gaps in the sequence of a peer's batches.

@@ -35,8 +35,9 @@ pub trait Side {
     /// The server refuses a subject.
     fn warning(&mut self, text: &str);
 
-    /// A message. `subject` is what follows the configured subject. `copied`: not sent by a front or host, but by a stream or consumer.
-    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool);
+    /// A message that came at `now`. `subject` is what follows the configured subject. `copied`: not sent by a front or host, but by a
+    /// stream or consumer.
+    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant);
 
     /// A turn: serves the rings, and adds messages to `out`. Returns true if there was something to do.
     fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool;
@@ -154,11 +155,12 @@ impl Bus<'_> {
                 },
                 message = incoming.next() => {
                     let Some(message) = message else { return Ok(Some(SessionError::Ended)) };
-                    take(side, &message, skip);
+                    let now = Instant::now();
+                    take(side, &message, skip, now);
                     // More of them, if they have arrived.
                     for _ in 1..MESSAGES {
                         let Some(Some(message)) = futures_util::FutureExt::now_or_never(incoming.next()) else { break };
-                        take(side, &message, skip);
+                        take(side, &message, skip, now);
                     }
                 }
                 ready = self.ready.readable() => ready?.clear_ready(),
@@ -195,8 +197,8 @@ fn until(side: &impl Side) -> Duration {
     side.due().saturating_duration_since(Instant::now())
 }
 
-fn take(side: &mut impl Side, message: &Message, skip: usize) {
+fn take(side: &mut impl Side, message: &Message, skip: usize, now: Instant) {
     // A front or a host sends neither headers nor a subject for replies; copies of streams have the former, those of consumers the latter.
     let copied = message.headers.is_some() || message.reply.is_some();
-    side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied);
+    side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied, now);
 }

@@ -205,7 +205,7 @@ impl Member {
             window: config.window,
         };
         let view = FleetView {
-            group: config.group.clone(),
+            group: config.group.clone().unwrap_or_default(),
             gate: config.gate.clone(),
             server: Err("connecting".to_owned()),
             warning: None,
@@ -360,6 +360,9 @@ impl Member {
 }
 
 #[cfg(feature = "fleet")]
+pub(crate) use bus::server;
+
+#[cfg(feature = "fleet")]
 mod bus {
     use std::io;
 
@@ -377,15 +380,22 @@ mod bus {
         GroupBus::start(bus_config(config), || crate::background::begin_as(crate::sandbox::Role::Fleet))
     }
 
-    fn bus_config(config: &config::Fleet) -> BusConfig {
-        let server = ServerConfig {
+    pub(crate) fn server(config: &config::Fleet) -> ServerConfig {
+        ServerConfig {
             servers: config.servers.clone(),
             credentials: config.credentials.clone(),
             tls: config.tls,
             tls_ca: config.tls_ca.clone(),
             tls_identity: config.tls_identity.clone(),
-        };
-        BusConfig { server, group: config.group.clone(), gate: config.gate.clone() }
+        }
+    }
+
+    fn bus_config(config: &config::Fleet) -> BusConfig {
+        BusConfig {
+            server: server(config),
+            group: config.group.clone().unwrap_or_default(),
+            gate: config.gate.clone(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use towpath_wire::Time;
 
 use super::link::{Link, LinkError, check_memory};
-use super::message::{ALL, Body, Message, NotRead, Of};
+use super::message::{ALL, Body, Message, NotRead, SessionId};
 use super::{HEARTBEAT, MAX_CREDIT, MAX_PEERS, MAX_WORKERS, Outgoing, Peer, SILENCE, WorkerStats, is_name};
 
 /// What the caller does.
@@ -50,10 +50,14 @@ pub enum FrontEvent {
 pub struct HostView {
     /// Its name.
     pub name: String,
-    /// Its workers, and how many of them have a session.
+    /// Its workers.
     pub workers: usize,
-    /// Workers with a session.
-    pub used: usize,
+    /// The slots that have one of them.
+    pub slots: Vec<u32>,
+    /// Messages that each of them may hold.
+    pub credit: u16,
+    /// It takes no further messages.
+    pub leaving: bool,
     /// The round trip.
     pub round_trip: Option<Duration>,
 }
@@ -71,7 +75,7 @@ struct RemoteHost {
 #[derive(Debug)]
 struct Session {
     host: Peer,
-    of: Of,
+    id: SessionId,
     ready: bool,
     opened: Time,
     link: Link,
@@ -132,7 +136,7 @@ impl Front {
     pub fn close(&mut self, slot: u32, kill: bool) {
         self.waiting.retain(|waiting| *waiting != slot);
         if let Some(session) = self.remove(slot) {
-            self.send(&session.host, Body::Close { of: session.of, kill });
+            self.send(&session.host, Body::Close { id: session.id, kill });
         }
     }
 
@@ -172,20 +176,20 @@ impl Front {
                 let mean = known.round_trip.map_or(trip, |mean| mean * 7 / 8 + trip / 8);
                 known.round_trip = Some(mean);
             }
-            Body::Ready { of, events, parts } => {
+            Body::Ready { id, events, parts } => {
                 let credit = known.credit;
-                let Some(slot) = self.slot(&host, of) else { return self.not_known(&host, of) };
+                let Some(slot) = self.slot(&host, id) else { return self.not_known(&host, id) };
                 let Some(session) = self.sessions.get_mut(&slot).filter(|session| !session.ready) else {
                     return;
                 };
                 session.ready = true;
                 self.stats.sessions += 1;
-                let name = format!("worker {} of {}", of.worker, host.name);
+                let name = format!("worker {} of {}", id.worker, host.name);
                 self.events.push_back(FrontEvent::Attach { slot, name, events, parts, credit });
             }
-            Body::Data { of, number, taken, bytes } => self.data(&host, of, (number, taken, &bytes)),
-            Body::Gone { of, text } => {
-                let Some(slot) = self.slot(&host, of) else {
+            Body::Data { id, number, taken, bytes } => self.data(&host, id, (number, taken, &bytes)),
+            Body::Gone { id, text } => {
+                let Some(slot) = self.slot(&host, id) else {
                     self.stats.unknown += 1;
                     return;
                 };
@@ -239,8 +243,8 @@ impl Front {
         self.open();
     }
 
-    fn data(&mut self, host: &Peer, of: Of, (number, taken, bytes): (u32, u64, &[u8])) {
-        let Some(slot) = self.slot(host, of) else { return self.not_known(host, of) };
+    fn data(&mut self, host: &Peer, id: SessionId, (number, taken, bytes): (u32, u64, &[u8])) {
+        let Some(slot) = self.slot(host, id) else { return self.not_known(host, id) };
         let links =
             self.sessions.values().filter(|session| session.host == *host).map(|session| &session.link);
         let memory = check_memory(links, bytes);
@@ -255,15 +259,15 @@ impl Front {
     pub fn fail(&mut self, slot: u32, error: LinkError) {
         self.stats.broken += 1;
         let Some(session) = self.remove(slot) else { return };
-        self.send(&session.host, Body::Close { of: session.of, kill: true });
+        self.send(&session.host, Body::Close { id: session.id, kill: true });
         // Nothing after the damage counts.
         self.ended(slot, None, format!("host {}: {error}", session.host.name));
     }
 
     /// A message for a session that does not exist: the host may have missed its end.
-    fn not_known(&mut self, host: &Peer, of: Of) {
+    fn not_known(&mut self, host: &Peer, id: SessionId) {
         self.stats.unknown += 1;
-        self.send(host, Body::Close { of, kill: true });
+        self.send(host, Body::Close { id, kill: true });
     }
 
     /// The time has passed: pings, and the end of hosts that are silent.
@@ -287,14 +291,14 @@ impl Front {
                 self.send(&peer, Body::Ping { time: now.as_nanos() });
             }
             // An opening may have been lost.
-            let late: Vec<(Peer, Of)> = self
+            let late: Vec<(Peer, SessionId)> = self
                 .sessions
                 .values()
                 .filter(|session| !session.ready && now.since(session.opened) >= HEARTBEAT)
-                .map(|session| (session.host.clone(), session.of))
+                .map(|session| (session.host.clone(), session.id))
                 .collect();
-            for (peer, of) in late {
-                self.send(&peer, Body::Open { of });
+            for (peer, id) in late {
+                self.send(&peer, Body::Open { id });
             }
             self.open();
         }
@@ -343,25 +347,25 @@ impl Front {
             let Some((_, worker, peer)) = near else { return };
             self.waiting.pop_front();
             self.sessions_made = self.sessions_made.wrapping_add(1);
-            let of = Of { worker: worker as u16, session: self.sessions_made };
+            let id = SessionId { worker: worker as u16, session: self.sessions_made };
             if let Some(host) = self.hosts.get_mut(&peer) {
                 host.workers[worker] = Some(slot);
             }
-            self.send(&peer, Body::Open { of });
-            let session = Session { host: peer, of, ready: false, opened: self.now, link: Link::default() };
+            self.send(&peer, Body::Open { id });
+            let session = Session { host: peer, id, ready: false, opened: self.now, link: Link::default() };
             self.sessions.insert(slot, session);
         }
     }
 
-    fn slot(&self, host: &Peer, of: Of) -> Option<u32> {
-        let slot = (*self.hosts.get(host)?.workers.get(usize::from(of.worker))?)?;
-        self.sessions.get(&slot).is_some_and(|session| session.of == of).then_some(slot)
+    fn slot(&self, host: &Peer, id: SessionId) -> Option<u32> {
+        let slot = (*self.hosts.get(host)?.workers.get(usize::from(id.worker))?)?;
+        self.sessions.get(&slot).is_some_and(|session| session.id == id).then_some(slot)
     }
 
     fn remove(&mut self, slot: u32) -> Option<Session> {
         let session = self.sessions.remove(&slot)?;
         if let Some(host) = self.hosts.get_mut(&session.host) {
-            host.workers[usize::from(session.of.worker)] = None;
+            host.workers[usize::from(session.id.worker)] = None;
         }
         Some(session)
     }
@@ -397,7 +401,9 @@ impl Front {
         let view = |(peer, host): (&Peer, &RemoteHost)| HostView {
             name: peer.name.clone(),
             workers: host.workers.len(),
-            used: host.workers.iter().flatten().count(),
+            slots: host.workers.iter().flatten().copied().collect(),
+            credit: host.credit,
+            leaving: host.leaving,
             round_trip: host.round_trip,
         };
         let mut hosts: Vec<_> = self.hosts.iter().map(view).collect();
@@ -410,7 +416,7 @@ impl Front {
         out.append(&mut self.out);
         for session in self.sessions.values_mut().filter(|session| session.ready) {
             while let Some((number, taken, bytes)) = session.link.next() {
-                let body = Body::Data { of: session.of, number, taken, bytes };
+                let body = Body::Data { id: session.id, number, taken, bytes };
                 let message = Message { from: self.instance, to: session.host.instance, body };
                 let subject = format!("host.{}.{}", session.host.name, self.name);
                 out.push(Outgoing { subject, bytes: message.to_bytes() });

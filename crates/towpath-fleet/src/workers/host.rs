@@ -9,7 +9,7 @@ use bytes::Bytes;
 use towpath_wire::Time;
 
 use super::link::{Link, LinkError, check_memory};
-use super::message::{ALL, Body, Message, NotRead, Of};
+use super::message::{ALL, Body, Message, NotRead, SessionId};
 use super::{HEARTBEAT, MAX_PEERS, Outgoing, Peer, SILENCE, WorkerStats, is_name};
 
 /// What a host offers.
@@ -49,7 +49,7 @@ pub enum HostEvent {
 #[derive(Debug)]
 struct Session {
     front: Peer,
-    of: Of,
+    id: SessionId,
     /// The options of the program, when it has attached.
     ready: Option<(bool, bool)>,
     /// Its program has ended, for this reason. The session ends when the rest of its answers is sent.
@@ -139,16 +139,16 @@ impl Host {
         known.heard = now;
         match message.body {
             Body::Ping { time } => self.send(&front, Body::Pong { time }),
-            Body::Open { of } => self.open(&front, of),
-            Body::Close { of, kill } => match self.session(&front, of) {
+            Body::Open { id } => self.open(&front, id),
+            Body::Close { id, kill } => match self.session(&front, id) {
                 Some(session) => self.stop(session, kill),
                 None => self.stats.unknown += 1,
             },
-            Body::Data { of, number, taken, bytes } => match self.session(&front, of) {
+            Body::Data { id, number, taken, bytes } => match self.session(&front, id) {
                 Some(session) => self.data(session, (number, taken, &bytes)),
                 None => {
                     self.stats.unknown += 1;
-                    self.send(&front, Body::Gone { of, text: "the session has ended".to_owned() });
+                    self.send(&front, Body::Gone { id, text: "the session has ended".to_owned() });
                 }
             },
             Body::Offer { .. } | Body::Pong { .. } | Body::Ready { .. } | Body::Gone { .. } => {
@@ -186,18 +186,18 @@ impl Host {
         }
     }
 
-    fn open(&mut self, front: &Peer, of: Of) {
+    fn open(&mut self, front: &Peer, id: SessionId) {
         let Some(known) = self.fronts.get(front) else { return };
-        let Some(worker) = known.workers.get(usize::from(of.worker)) else {
+        let Some(worker) = known.workers.get(usize::from(id.worker)) else {
             self.stats.unknown += 1;
             return;
         };
         if let Some(old) = *worker {
             match self.sessions.get(&old) {
                 // The front asks again.
-                Some(session) if session.of == of => {
+                Some(session) if session.id == id => {
                     if let Some((events, parts)) = session.ready {
-                        self.send(front, Body::Ready { of, events, parts });
+                        self.send(front, Body::Ready { id, events, parts });
                     }
                     return;
                 }
@@ -206,17 +206,17 @@ impl Host {
             }
         }
         if self.leaving {
-            return self.send(front, Body::Gone { of, text: "the host ends".to_owned() });
+            return self.send(front, Body::Gone { id, text: "the host ends".to_owned() });
         }
         self.sessions_made += 1;
         let session = self.sessions_made;
         if let Some(known) = self.fronts.get_mut(front) {
-            known.workers[usize::from(of.worker)] = Some(session);
+            known.workers[usize::from(id.worker)] = Some(session);
         }
-        let name = format!("worker {} for {}", of.worker, front.name);
+        let name = format!("worker {} for {}", id.worker, front.name);
         self.sessions.insert(
             session,
-            Session { front: front.clone(), of, ready: None, over: None, link: Link::default() },
+            Session { front: front.clone(), id, ready: None, over: None, link: Link::default() },
         );
         self.stats.sessions += 1;
         self.events.push_back(HostEvent::Start { session, name });
@@ -244,10 +244,10 @@ impl Host {
 
     /// The program of the session has attached.
     pub fn ready(&mut self, session: u64, events: bool, parts: bool) {
-        let Some(of) = self.sessions.get_mut(&session) else { return };
-        of.ready = Some((events, parts));
-        let (front, of) = (of.front.clone(), of.of);
-        self.send(&front, Body::Ready { of, events, parts });
+        let Some(known) = self.sessions.get_mut(&session) else { return };
+        known.ready = Some((events, parts));
+        let (front, id) = (known.front.clone(), known.id);
+        self.send(&front, Body::Ready { id, events, parts });
     }
 
     /// The program of the session has ended. The front learns it after the rest of the answers, as its window permits.
@@ -270,8 +270,8 @@ impl Host {
     }
 
     fn end(&mut self, session: u64, text: String) {
-        if let Some(Session { front, of, .. }) = self.remove(session) {
-            self.send(&front, Body::Gone { of, text });
+        if let Some(Session { front, id, .. }) = self.remove(session) {
+            self.send(&front, Body::Gone { id, text });
         }
     }
 
@@ -279,7 +279,7 @@ impl Host {
     fn flush(&mut self, session: u64) {
         let Some(session) = self.sessions.get_mut(&session) else { return };
         while let Some((number, taken, bytes)) = session.link.next() {
-            let body = Body::Data { of: session.of, number, taken, bytes };
+            let body = Body::Data { id: session.id, number, taken, bytes };
             let message = Message { from: self.instance, to: session.front.instance, body };
             let subject = format!("front.{}.{}", session.front.name, self.name);
             self.out.push(Outgoing { subject, bytes: message.to_bytes() });
@@ -291,15 +291,15 @@ impl Host {
         self.events.push_back(HostEvent::Stop { session, kill });
     }
 
-    fn session(&self, front: &Peer, of: Of) -> Option<u64> {
-        let session = (*self.fronts.get(front)?.workers.get(usize::from(of.worker))?)?;
-        self.sessions.get(&session).is_some_and(|found| found.of == of).then_some(session)
+    fn session(&self, front: &Peer, id: SessionId) -> Option<u64> {
+        let session = (*self.fronts.get(front)?.workers.get(usize::from(id.worker))?)?;
+        self.sessions.get(&session).is_some_and(|found| found.id == id).then_some(session)
     }
 
     fn remove(&mut self, at: u64) -> Option<Session> {
         let session = self.sessions.remove(&at)?;
         if let Some(front) = self.fronts.get_mut(&session.front) {
-            front.workers[usize::from(session.of.worker)] = None;
+            front.workers[usize::from(session.id.worker)] = None;
         }
         Some(session)
     }
@@ -375,8 +375,8 @@ impl Host {
     }
 
     #[cfg(test)]
-    pub(super) fn session_of(&self, session: u64) -> Of {
-        self.sessions[&session].of
+    pub(super) fn session_id(&self, session: u64) -> SessionId {
+        self.sessions[&session].id
     }
 
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces.

@@ -63,12 +63,12 @@ pub(super) enum Body {
     /// A front wants a worker.
     Open {
         /// The worker, and the session.
-        of: Of,
+        id: SessionId,
     },
     /// The program has attached.
     Ready {
         /// The worker, and the session.
-        of: Of,
+        id: SessionId,
         /// It wants events of connections.
         events: bool,
         /// It takes messages in parts.
@@ -77,7 +77,7 @@ pub(super) enum Body {
     /// A piece of the records of a session.
     Data {
         /// The worker, and the session.
-        of: Of,
+        id: SessionId,
         /// One more than that of the piece before.
         number: u32,
         /// Bytes that the sender has taken from the other direction.
@@ -88,14 +88,14 @@ pub(super) enum Body {
     /// The session ends.
     Close {
         /// The worker, and the session.
-        of: Of,
+        id: SessionId,
         /// The program is killed.
         kill: bool,
     },
     /// The session has ended.
     Gone {
         /// The worker, and the session.
-        of: Of,
+        id: SessionId,
         /// The reason, for people.
         text: String,
     },
@@ -103,7 +103,7 @@ pub(super) enum Body {
 
 /// A session of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Of {
+pub(super) struct SessionId {
     /// The worker's number on its host.
     pub(super) worker: u16,
     /// The number that the front gave the session.
@@ -151,21 +151,21 @@ impl Message {
                 out.put_slice(&[0; 3]);
             }
             Body::Ping { time } | Body::Pong { time } => out.put_u64_le(*time),
-            Body::Open { of } => of.put(0, &mut out),
-            Body::Ready { of, events, parts } => {
+            Body::Open { id } => id.put(0, &mut out),
+            Body::Ready { id, events, parts } => {
                 let flags = if *events { EVENTS } else { 0 } | if *parts { PARTS } else { 0 };
-                of.put(flags, &mut out);
+                id.put(flags, &mut out);
             }
-            Body::Data { of, number, taken, bytes } => {
-                of.put(0, &mut out);
+            Body::Data { id, number, taken, bytes } => {
+                id.put(0, &mut out);
                 out.put_u32_le(*number);
                 out.put_u32_le(0);
                 out.put_u64_le(*taken);
                 out.put_slice(bytes);
             }
-            Body::Close { of, kill } => of.put(if *kill { KILL } else { 0 }, &mut out),
-            Body::Gone { of, text } => {
-                of.put(0, &mut out);
+            Body::Close { id, kill } => id.put(if *kill { KILL } else { 0 }, &mut out),
+            Body::Gone { id, text } => {
+                id.put(0, &mut out);
                 out.put_slice(&text.as_bytes()[..text.floor_char_boundary(TEXT)]);
             }
         }
@@ -191,31 +191,31 @@ impl Message {
             }
             2 => Body::Ping { time: fields.u64()? },
             3 => Body::Pong { time: fields.u64()? },
-            4 => Body::Open { of: fields.of()?.0 },
+            4 => Body::Open { id: fields.id()?.0 },
             5 => {
-                let (of, flags) = fields.of()?;
-                Body::Ready { of, events: flags & EVENTS != 0, parts: flags & PARTS != 0 }
+                let (id, flags) = fields.id()?;
+                Body::Ready { id, events: flags & EVENTS != 0, parts: flags & PARTS != 0 }
             }
             6 => {
-                let (of, number, _, taken) = (fields.of()?.0, fields.u32()?, fields.u32()?, fields.u64()?);
+                let (id, number, _, taken) = (fields.id()?.0, fields.u32()?, fields.u32()?, fields.u64()?);
                 let bytes = rest(&fields);
                 if bytes.len() > CHUNK {
                     return Err(NotRead::Malformed);
                 }
-                return Ok(Self { from, to, body: Body::Data { of, number, taken, bytes } });
+                return Ok(Self { from, to, body: Body::Data { id, number, taken, bytes } });
             }
             7 => {
-                let (of, flags) = fields.of()?;
-                Body::Close { of, kill: flags & KILL != 0 }
+                let (id, flags) = fields.id()?;
+                Body::Close { id, kill: flags & KILL != 0 }
             }
             8 => {
-                let of = fields.of()?.0;
+                let id = fields.id()?.0;
                 let text = rest(&fields);
                 if text.len() > TEXT {
                     return Err(NotRead::Malformed);
                 }
                 let text = String::from_utf8_lossy(&text).replace(|c: char| c.is_control(), "?");
-                return Ok(Self { from, to, body: Body::Gone { of, text } });
+                return Ok(Self { from, to, body: Body::Gone { id, text } });
             }
             _ => return Err(NotRead::Malformed),
         };
@@ -238,7 +238,7 @@ impl Body {
     }
 }
 
-impl Of {
+impl SessionId {
     fn put(self, flags: u16, out: &mut BytesMut) {
         out.put_u16_le(self.worker);
         out.put_u16_le(flags);
@@ -268,9 +268,9 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn of(&mut self) -> Result<(Of, u16), NotRead> {
+    fn id(&mut self) -> Result<(SessionId, u16), NotRead> {
         let (worker, flags, session) = (self.u16()?, self.u16()?, self.u32()?);
-        Ok((Of { worker, session }, flags))
+        Ok((SessionId { worker, session }, flags))
     }
 }
 
@@ -280,18 +280,18 @@ mod tests {
 
     use super::*;
 
-    const OF: Of = Of { worker: 3, session: 9 };
+    const ID: SessionId = SessionId { worker: 3, session: 9 };
 
     fn all() -> Vec<Body> {
         vec![
             Body::Offer { workers: 2, credit: 8, leaving: true },
             Body::Ping { time: 1 },
             Body::Pong { time: u64::MAX },
-            Body::Open { of: OF },
-            Body::Ready { of: OF, events: true, parts: false },
-            Body::Data { of: OF, number: 7, taken: 1 << 40, bytes: Bytes::from_static(b"records") },
-            Body::Close { of: OF, kill: true },
-            Body::Gone { of: OF, text: "killed".into() },
+            Body::Open { id: ID },
+            Body::Ready { id: ID, events: true, parts: false },
+            Body::Data { id: ID, number: 7, taken: 1 << 40, bytes: Bytes::from_static(b"records") },
+            Body::Close { id: ID, kill: true },
+            Body::Gone { id: ID, text: "killed".into() },
         ]
     }
 
@@ -315,7 +315,7 @@ mod tests {
             let longer = Bytes::from([&bytes[..], b"x"].concat());
             assert_eq!(Message::parse(&longer).is_ok(), open);
         }
-        let most = Body::Data { of: OF, number: 0, taken: 0, bytes: vec![0; CHUNK + 1].into() };
+        let most = Body::Data { id: ID, number: 0, taken: 0, bytes: vec![0; CHUNK + 1].into() };
         assert_eq!(
             Message::parse(&Message { from: 1, to: 1, body: most }.to_bytes()),
             Err(NotRead::Malformed)
@@ -335,12 +335,12 @@ mod tests {
     #[test]
     fn a_text_is_cut_at_a_character_and_has_no_control_characters() {
         let text = "ä".repeat(TEXT) + "\n";
-        let read = Message::parse(&Message { from: 1, to: 2, body: Body::Gone { of: OF, text } }.to_bytes());
-        assert_eq!(read.unwrap().body, Body::Gone { of: OF, text: "ä".repeat(TEXT / 2) });
+        let read = Message::parse(&Message { from: 1, to: 2, body: Body::Gone { id: ID, text } }.to_bytes());
+        assert_eq!(read.unwrap().body, Body::Gone { id: ID, text: "ä".repeat(TEXT / 2) });
         let read = Message::parse(
-            &Message { from: 1, to: 2, body: Body::Gone { of: OF, text: "a\x1bb".into() } }.to_bytes(),
+            &Message { from: 1, to: 2, body: Body::Gone { id: ID, text: "a\x1bb".into() } }.to_bytes(),
         );
-        assert_eq!(read.unwrap().body, Body::Gone { of: OF, text: "a?b".into() });
+        assert_eq!(read.unwrap().body, Body::Gone { id: ID, text: "a?b".into() });
     }
 
     proptest! {

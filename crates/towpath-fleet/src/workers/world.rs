@@ -357,9 +357,9 @@ fn strangers_are_refused_and_counted() {
     (0..10).for_each(|_| world.step(Step::Wait(100)));
     let before = world.front.stats;
     let now = world.now;
-    let of = message::Of { worker: 9, session: 1 };
+    let id = message::SessionId { worker: 9, session: 1 };
     let say = |from, to, body| message::Message { from, to, body }.to_bytes();
-    let data = message::Body::Data { of, number: 0, taken: 0, bytes: Bytes::new() };
+    let data = message::Body::Data { id, number: 0, taken: 0, bytes: Bytes::new() };
     let offer = |workers, credit| message::Body::Offer { workers, credit, leaving: false };
     // Rows: message, the counter that grows.
     type Counter = fn(&WorkerStats) -> u64;
@@ -369,8 +369,8 @@ fn strangers_are_refused_and_counted() {
         ("front.f.h0", Bytes::from_static(b"hello"), malformed),
         ("front.f.nobody", say(5, 7, data.clone()), unknown),
         ("front.f.h0", say(1, 7, data.clone()), unknown),
-        ("front.f.h0", say(1, 7, message::Body::Gone { of, text: "x".into() }), unknown),
-        ("front.f.h0", say(1, 7, message::Body::Open { of }), malformed),
+        ("front.f.h0", say(1, 7, message::Body::Gone { id, text: "x".into() }), unknown),
+        ("front.f.h0", say(1, 7, message::Body::Open { id }), malformed),
         ("offer.h9", say(9, 0, offer(0, 1)), malformed),
         ("offer.h9", say(9, 0, offer(65, 1)), malformed),
         ("offer.h9", say(9, 0, offer(1, 257)), malformed),
@@ -492,7 +492,7 @@ fn a_host_whose_answers_wait_still_hears_acknowledgements() {
     assert_eq!(world.hosts[at].sessions(), 2, "a host has more bytes than a peer may send");
     let mut data = |bytes: &'static [u8]| {
         let body = message::Body::Data {
-            of: world.hosts[at].session_of(*sessions.first().unwrap()),
+            id: world.hosts[at].session_id(*sessions.first().unwrap()),
             number: 0,
             taken: 0,
             bytes: Bytes::from_static(bytes),

@@ -35,6 +35,8 @@ pub(crate) struct Lane {
     ringer: Ringer,
     /// True if a write has not been followed by a doorbell check.
     unflushed: bool,
+    /// There was no space for a message: the engine rings when there is.
+    wants_room: bool,
     /// The engine has ended the channel.
     pub(crate) ended: bool,
     oneshot_max: u64,
@@ -49,19 +51,31 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(number: u32, attached: Attached) -> Self {
         let Attached { socket, oneshot_max, replacement_max, fences, messages, memory } = attached;
-        Self {
+        let mut lane = Self {
             number,
             socket,
             rings: Rings::new(memory, Seq::begin(), Seq::begin()),
             post: Post::default(),
             ringer: Ringer::new(abi::ENGINE_NEED_WAKEUP, fences, Answered::default()),
             unflushed: false,
+            wants_room: true,
             ended: false,
             oneshot_max,
             replacement_max,
             messages,
             told: 0,
             stats: ConsumerStats::default(),
+        };
+        lane.want_room(false);
+        lane
+    }
+
+    /// Says whether this client waits for space. A sleep follows with its fence.
+    fn want_room(&mut self, wanted: bool) {
+        if self.wants_room != wanted {
+            self.wants_room = wanted;
+            // Relaxed: ordered by the fence of the sleep. A late 0 costs one doorbell.
+            self.own_page().word(abi::CLIENT_NO_ROOM_WANTED).store(u64::from(!wanted), Ordering::Relaxed);
         }
     }
 
@@ -139,9 +153,10 @@ impl Lane {
             socket,
             oneshot_max: *oneshot_max,
         };
-        let at = rings.tx.send(way, payload, meta)?;
-        self.unflushed = true;
-        Ok(at)
+        let sent = rings.tx.send(way, payload, meta);
+        self.want_room(matches!(sent, Err(ReserveError::RingFull | ReserveError::NoContiguousSpace)));
+        self.unflushed |= sent.is_ok();
+        sent
     }
 
     /// Publishes a replacement for `frame`'s payload and decides the frame.
@@ -166,8 +181,17 @@ impl Lane {
         self.rings.tx.is_returned(&self.rings.memory.theirs)
     }
 
+    /// Returns true if there is space for a message of `len` bytes. Otherwise the engine rings when there is, if a fence follows: this
+    /// function must be called again after the fence.
     pub(crate) fn has_room(&mut self, len: usize) -> bool {
-        self.rings.tx.has_room(&self.rings.memory.theirs, len)
+        let room = self.rings.tx.has_room(&self.rings.memory.theirs, len);
+        self.want_room(!room);
+        room
+    }
+
+    /// Returns true if the engine knows that this client waits for space.
+    pub(crate) const fn wants_room(&self) -> bool {
+        self.wants_room
     }
 
     /// Wakes the engine's thread if it waits for what was written.

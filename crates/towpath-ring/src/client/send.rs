@@ -177,7 +177,10 @@ impl Consumer {
     /// Returns true if the ring towards the engine has space for a message of `len` bytes. In an event loop, call it
     /// after [`arm`](Self::arm): the engine then also rings when it releases frames.
     pub fn has_room(&mut self, len: usize) -> bool {
-        self.lanes[0].has_room(len)
+        let lane = &mut self.lanes[0];
+        let known = lane.wants_room();
+        // After a fence that follows the announcement, the engine rings. Without one, the caller must not sleep.
+        lane.has_room(len) || !known && (!self.sleeper.fence() || lane.has_room(len))
     }
 
     /// Waits until the engine has released a TX frame of the lane.

@@ -54,6 +54,8 @@ pub(crate) const CLIENT_RECORDS: usize = CLIENT_CONSUMED + 2;
 pub(crate) const CLIENT_PUBLISHED: usize = CLIENT_CONSUMED + 3;
 /// Client memory: messages that the client accepts in one frame; 0 means 1.
 pub(crate) const CLIENT_BATCH_MAX: usize = CLIENT_CONSUMED + 5;
+/// Client memory: 1 while the client does not wait for space for its messages: then the engine need not ring when it releases TX frames.
+pub(crate) const CLIENT_NO_ROOM_WANTED: usize = CLIENT_CONSUMED + 6;
 /// Client memory: the message that the client processes. In a cache line of its own: the client writes it for each message, and
 /// the engine reads the lines above.
 pub(crate) const CLIENT_AT: usize = 4 * LINE;
@@ -292,7 +294,7 @@ const _: () = {
     );
     assert!(CLIENT_CONSUMED * 8 == 128 && CLIENT_NEED_WAKEUP * 8 == 136);
     assert!(CLIENT_RECORDS * 8 == 144 && CLIENT_PUBLISHED * 8 == 152);
-    assert!(CLIENT_BATCH_MAX * 8 == 168 && CLIENT_AT * 8 == 256);
+    assert!(CLIENT_BATCH_MAX * 8 == 168 && CLIENT_NO_ROOM_WANTED * 8 == 176 && CLIENT_AT * 8 == 256);
     assert!(layout.rx_headers() * 8 == 4096);
     assert!(layout.rx_notes() * 8 == 4096 + 4096 * 128);
     assert!(layout.tx_entries() * 8 == 4096 + 4096 * 128 + 4096 * 8);

@@ -18,6 +18,9 @@
 //! - if its publication is before F, the sleeper's second check, which is after the call, finds the work;
 //! - if its publication is after F, so is its check of the word, whose store was before the call: it rings.
 //!
+//! Space: a client sleeps until it has a frame, or space for a message. A client that wants space says so before its sleep, in another
+//! word, with the same fence in between. Without that, the other side rings only for frames.
+//!
 //! Lanes: a client with several lanes sleeps once for all of them. It stores one number into each lane's word and
 //! checks every lane after the fence. Each engine thread rings for its own lane; the threads share the answered
 //! number, so that only the first one rings.
@@ -81,6 +84,12 @@ impl Sleeper {
             // Relaxed: ordered by the fence below.
             own.word(self.word).store(self.sleeps, Ordering::Relaxed);
         }
+        self.fence()
+    }
+
+    /// The fence of a sleep, for a word that was stored after [`arm`](Self::arm). Returns false as that does.
+    #[must_use]
+    pub(crate) fn fence(&self) -> bool {
         // SeqCst: pairs with the fence in Ringer::should_ring, or with the one that membarrier executes on the other
         // side.
         fence(Ordering::SeqCst);
@@ -116,12 +125,30 @@ impl Ringer {
     /// published.
     #[inline]
     pub(crate) fn should_ring(&self, theirs: &Words) -> bool {
+        self.fence();
+        self.answer(theirs)
+    }
+
+    /// As [`should_ring`](Self::should_ring), after something was freed. Returns false if `unwanted`, a word of the other side, says that
+    /// its sleep is not for that.
+    pub(crate) fn should_ring_unless(&self, theirs: &Words, unwanted: usize) -> bool {
+        self.fence();
+        // Relaxed: ordered by the fence.
+        theirs.word(unwanted).load(Ordering::Relaxed) != 1 && self.answer(theirs)
+    }
+
+    #[inline]
+    fn fence(&self) {
         match self.fences {
-            // SeqCst: pairs with the fence in Sleeper::arm.
+            // SeqCst: pairs with the fence in Sleeper::fence.
             Fences::Both => fence(Ordering::SeqCst),
-            // SeqCst, for the compiler only: Sleeper::arm makes this processor execute a fence before or after.
+            // SeqCst, for the compiler only: Sleeper::fence makes this processor execute a fence before or after.
             Fences::Membarrier => compiler_fence(Ordering::SeqCst),
         }
+    }
+
+    #[inline]
+    fn answer(&self, theirs: &Words) -> bool {
         // Relaxed: ordered by the fence.
         let sleep = theirs.word(self.word).load(Ordering::Relaxed);
         // Relaxed: a number that orders nothing. The thread that raises it rings. It only increases, so that a

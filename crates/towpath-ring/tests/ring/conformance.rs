@@ -208,6 +208,34 @@ fn item_5_readiness_is_exact() {
     });
 }
 
+/// An engine that has read messages wakes only a client that waits for space: one that did not get it, or asks for it after it has announced
+/// its sleep.
+#[test]
+fn a_client_that_waits_for_frames_only_is_not_woken_for_space() {
+    world::each_first(|| {
+        let (_world, mut channel, mut client) = pair(small());
+        for round in 0..3 {
+            client.try_send(&[1; 1000], &Meta::default()).expect("room");
+            assert!(client.arm());
+            assert_eq!(channel.poll_messages(|_, _| {}), 1);
+            channel.kick_for_room();
+            assert!(!is_readable(&client), "it has not asked for space");
+            client.disarm().expect("awake");
+            // It has not got it, or asks when it is to sleep.
+            if round == 0 {
+                while client.try_send(&[1; 1000], &Meta::default()).is_ok() {}
+            } else {
+                (0..8).for_each(|_| client.try_send(&[1; 1000], &Meta::default()).expect("room"));
+            }
+            assert!(client.arm() && (round == 0 || !client.has_room(1000)));
+            assert_eq!(channel.poll_messages(|_, _| {}), 8);
+            channel.kick_for_room();
+            assert!(is_readable(&client) && client.has_room(1000), "{round}");
+            client.disarm().expect("awake");
+        }
+    });
+}
+
 /// In the kernel a TX frame could change after it was checked, and transmission in its place was given up. Here the engine
 /// never reads a frame that is transmitted from its place. The frame stays taken until it is given back, in any order; later frames continue.
 #[test]

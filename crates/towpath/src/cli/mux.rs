@@ -17,7 +17,7 @@ use towpath::quantity::count;
 use towpath::service_manager::{self, Address, Sockets};
 use towpath::upgrade::{Executable, Predecessor};
 #[cfg(feature = "fleet")]
-use towpath::worker_pool::AwayConfig;
+use towpath::worker_pool::RemoteSlots;
 use towpath::worker_pool::{
     self, Error, Inherited, InheritedFile, Outcome, Upgradable, WorkerEnd, WorkerPool, delivery,
 };
@@ -84,7 +84,7 @@ pub(crate) struct Mux {
 
     #[cfg(feature = "fleet")]
     #[command(flatten)]
-    away: AwayArgs,
+    remote: RemoteArgs,
 
     /// Further rights of the workers; a worker without the right is detached at once and restarted after a second or more
     ///
@@ -227,7 +227,7 @@ impl TlsArgs {
 // Not a doc comment: clap would make it the description of the command.
 #[cfg(feature = "fleet")]
 #[derive(Debug, clap::Args)]
-struct AwayArgs {
+struct RemoteArgs {
     /// Use workers on other machines too: those of each `towpath worker --subject SUBJECT`, over NATS
     ///
     /// They get the messages that the processes of --worker do not take, the nearest first. Without --worker, they get all messages.
@@ -243,14 +243,14 @@ struct AwayArgs {
 }
 
 #[cfg(feature = "fleet")]
-impl AwayArgs {
+impl RemoteArgs {
     /// Starts the client of NATS. It ends when it is dropped, after the pool.
-    fn start(&self) -> io::Result<Option<(towpath::remote_workers::RemoteFront, AwayConfig)>> {
+    fn start(&self) -> io::Result<Option<(towpath::remote_workers::RemoteFront, RemoteSlots)>> {
         let Some(subject) = &self.remote else { return Ok(None) };
         let config = towpath::remote_workers::FrontConfig { bus: self.bus.settings(subject), begin: || () };
         let front = towpath::remote_workers::RemoteFront::start(config)?;
-        let away = AwayConfig { starter: front.starter(), most: self.remote_workers };
-        Ok(Some((front, away)))
+        let remote = RemoteSlots { starter: front.starter(), most: self.remote_workers };
+        Ok(Some((front, remote)))
     }
 }
 
@@ -472,16 +472,16 @@ fn serve(
     let processors = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let workers = args.worker.as_ref().map_or(0, |_| args.workers.unwrap_or_else(processors).get());
     #[cfg(feature = "fleet")]
-    let (_away, away) = args.away.start().map_err(failed)?.unzip();
+    let (_remote_front, remote) = args.remote.start().map_err(failed)?.unzip();
     #[cfg(not(feature = "fleet"))]
-    let away = None;
+    let remote = None;
     let config = worker_pool::Config {
         program: Program::new(&command),
         place: Place::Mux(String::new()),
         // The user of this command runs its workers: with the same environment, without privileges.
         starter: Starter::Local(Local::interactive()),
         workers,
-        away,
+        remote,
         drain: args.drain,
         timeout: args.timeout,
         close_undone: args.undone == Undone::Close,

@@ -64,7 +64,7 @@ pub use self::group::GroupKeys;
 pub use self::ipfix::Ipfix;
 pub use self::log::Log;
 pub use self::metrics::Metrics;
-pub use self::mux::{Mux, Thread};
+pub use self::mux::{Mux, RemoteWorkers, Thread};
 pub use self::offload::Offload;
 pub use self::port::{Port, Vlan};
 pub use self::queue::{Inspectors, Queue};
@@ -115,7 +115,7 @@ pub struct Config {
     pub metrics: Option<Metrics>,
     /// Flow records for a collector.
     pub ipfix: Option<Ipfix>,
-    /// States in a group of gates.
+    /// Servers of NATS, and the group of this gate.
     pub fleet: Option<Fleet>,
     /// Events as JSON lines.
     pub events: Option<Events>,
@@ -253,6 +253,7 @@ impl Config {
             ports: ports.into_iter().map(|(_, port)| port).collect(),
         };
         engine::check(&top, &config);
+        fleet::check(&top, config.fleet.as_ref(), &config.muxes);
         if config.states_every.is_some() && config.states.is_none() {
             let span = top.span_of("states-every");
             top.wrong(&span, "`states-every` has no file".to_owned(), "name the file: states = \"FILE\"");

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
+use towpath_fleet::workers::is_subject;
 use towpath_mux::framing::Framing;
 use towpath_mux::io::{ServerTls, Tls};
 use towpath_mux::mux::Order;
@@ -40,12 +42,14 @@ pub struct Mux {
     pub listen: Vec<String>,
     /// The framing.
     pub framing: Named,
-    /// Command of a worker process, split into words.
+    /// Command of a worker process, split into words. Empty: all workers are on other machines.
     pub worker: Vec<String>,
     /// How the worker processes run.
     pub process: Settings,
-    /// Number of worker processes.
+    /// Number of worker processes; 0 without a command.
     pub workers: usize,
+    /// Workers on other machines.
+    pub remote: Option<RemoteWorkers>,
     /// Thread that serves its sockets and rings.
     pub thread: Thread,
     /// Ordering of messages and replies.
@@ -82,8 +86,24 @@ pub struct Mux {
     pub tls: Option<ServerTls>,
 }
 
+/// Workers of a mux on other machines. The servers are those of [`Fleet`](super::Fleet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteWorkers {
+    /// The subject.
+    pub subject: String,
+    /// The most of them at the same time.
+    pub most: NonZeroUsize,
+}
+
+impl RemoteWorkers {
+    /// The name of a mux of this gate as a front, a word of subjects.
+    pub fn front(gate: &str, mux: &str) -> String {
+        format!("{gate}-{mux}")
+    }
+}
+
 impl Mux {
-    /// The program of a worker.
+    /// The program of a worker process.
     pub fn program(&self) -> Program {
         Program { words: self.worker.clone(), settings: self.process.clone() }
     }
@@ -131,7 +151,9 @@ pub(super) fn take(
 fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize) -> Option<Mux> {
     table.need("listen", "write listen = [\"HOST:PORT\"], or \"unix:PATH\"");
     table.need("framing", "write framing = \"PRESET\": docs/book/src/reference/framing.md lists the presets");
-    table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
+    if !table.has("remote") {
+        table.need("worker", "write worker = \"COMMAND\", the program of a worker process");
+    }
     let listen = table.texts("listen").iter().filter_map(|text| address(table, text, directory)).collect();
     let framing = table.text("framing").map(|text| (Named::read(text.value, directory), text));
     let worker = table.text("worker").and_then(|text| command::words(table, &text, directory));
@@ -182,11 +204,11 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
         _ => CopyMode::Adaptive,
     };
     let seconds = |key| table.seconds(key);
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     Some(Mux {
         name: name.value.to_owned(),
         listen,
-        workers: table.number("workers").map_or(processors.min(64), |count| count as usize),
+        workers: workers(table),
+        remote: remote(table),
         process: process::take(table, directory),
         thread: thread(table, threads),
         order,
@@ -214,8 +236,41 @@ fn mux(name: &At<&str>, table: &Table<'_, '_>, directory: &Path, threads: usize)
             framing.as_ref().and_then(|(named, _)| Some(named.as_ref().ok()?.framing())),
         ),
         framing: framing?.0.ok()?,
-        worker: worker?,
+        worker: if table.has("worker") { worker? } else { Vec::new() },
     })
+}
+
+/// The number of worker processes.
+fn workers(table: &Table<'_, '_>) -> usize {
+    let number = table.number("workers");
+    if !table.has("worker") {
+        for key in ["workers", "user", "group", "env", "limits", "cgroup", "sandbox"] {
+            if table.has(key) {
+                let hint = "write worker = \"COMMAND\", the program of a worker process";
+                table.wrong(&table.span_of(key), format!("`{key}` needs `worker`"), hint);
+            }
+        }
+        return 0;
+    }
+    let processors = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(64);
+    number.map_or_else(processors, |count| count as usize)
+}
+
+/// Workers on other machines.
+fn remote(table: &Table<'_, '_>) -> Option<RemoteWorkers> {
+    let most = table.number("remote-workers").unwrap_or(16) as usize;
+    let Some(subject) = table.text("remote") else {
+        if table.has("remote-workers") && !table.has("remote") {
+            let hint = "write remote = \"SUBJECT\", that of the worker hosts";
+            table.wrong(&table.span_of("remote-workers"), "`remote-workers` needs `remote`", hint);
+        }
+        return None;
+    };
+    if !is_subject(subject.value) {
+        let hint = "a subject has words of letters, digits, `-` and `_`, with dots between them, and at most 128 characters";
+        table.wrong(&subject.span, format!("`{}` is not a subject", subject.value), hint);
+    }
+    Some(RemoteWorkers { subject: subject.value.to_owned(), most: NonZeroUsize::new(most)? })
 }
 
 fn rebalance(table: &Table<'_, '_>, order: Order) -> Option<usize> {

@@ -34,7 +34,7 @@ const TABLES: &[(&str, Shape, &str)] = &[
     ("metrics", Shape::One, "The metrics endpoint"),
     ("ipfix", Shape::One, "Flow records for a collector"),
     ("events", Shape::One, "Events as JSON lines"),
-    ("fleet", Shape::One, "States in a group of gates"),
+    ("fleet", Shape::One, "Servers of NATS: states in a group of gates, and workers on other machines"),
     ("offload", Shape::One, "Flows whose packets the kernel forwards"),
     ("log", Shape::One, "The log"),
 ];
@@ -102,7 +102,17 @@ fn object(table: &str) -> Json {
     if !required.is_empty() {
         object["required"] = required.into();
     }
+    // A key that is required without another one.
+    let either = keys().find_map(|key| Some((key.name, other(key)?)));
+    if let Some((name, other)) = either {
+        object["anyOf"] = json!([{ "required": [name] }, { "required": [other] }]);
+    }
     object
+}
+
+/// The key without which this one is required.
+fn other(key: &Key) -> Option<&'static str> {
+    key.default.strip_prefix("required without `")?.strip_suffix('`')
 }
 
 fn property(key: &Key) -> Json {
@@ -112,7 +122,7 @@ fn property(key: &Key) -> Json {
     let default = key.default.strip_prefix('`').and_then(|default| default.strip_suffix('`'));
     match default.and_then(|default| serde_json::from_str::<Json>(default).ok()) {
         Some(default) => property["default"] = default,
-        None if ["", "required"].contains(&key.default) => {}
+        None if ["", "required"].contains(&key.default) || other(key).is_some() => {}
         None => description += &format!(". Default: {}", plain(key.default)),
     }
     property["description"] = description.into();
@@ -201,6 +211,14 @@ mod tests {
         assert_eq!(schema.pointer(&format!("{port}/gso/default")), Some(&json!(true)));
         let interface = schema.pointer(&format!("{port}/interface/description")).unwrap();
         assert!(interface.as_str().unwrap().ends_with(". Default: NAME"), "{interface}");
+    }
+
+    #[test]
+    fn a_mux_has_a_worker_here_or_elsewhere() {
+        let mux = &schema()["properties"]["mux"]["additionalProperties"];
+        assert_eq!(mux["required"], json!(["listen", "framing"]));
+        assert_eq!(mux["anyOf"], json!([{ "required": ["worker"] }, { "required": ["remote"] }]));
+        assert_eq!(mux["properties"]["worker"]["description"], "command of a worker process");
     }
 
     #[test]

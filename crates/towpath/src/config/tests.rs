@@ -579,10 +579,63 @@ fn the_group_of_a_fleet_is_checked() {
         (good.replace("\"g\"", "\"*\""), "`group` is not a name"),
         (format!("{good}tls-key = \"k\""), "`tls-key` needs `tls-certificate`"),
         (format!("{good}replicate = \"some\""), "`replicate` cannot be \"some\""),
+        (good.replace("group = \"g\"\n", ""), "[fleet] has no effect"),
+        (good.replace("group = \"g\"", "window = 1"), "`window` needs `group`"),
     ];
     for (table, expected) in rows {
         let errors = parse(&table).unwrap_err();
-        assert!(errors[0].contains(expected), "{table}: {errors:?}");
+        assert!(errors.iter().any(|error| error.contains(expected)), "{table}: {errors:?}");
+    }
+}
+
+#[test]
+fn workers_of_a_mux_on_other_machines_are_checked() {
+    let parse = |name: &str, keys: &str, fleet: &str| {
+        let text = format!(
+            "rules = \"r\"\n[mux.{name}]\nlisten = \"[::1]:7\"\nframing = \"line\"\n{keys}\n{fleet}\n"
+        );
+        Config::parse("t", &text).map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let fleet = "[fleet]\nservers = \"nats://127.0.0.1:4222\"\ngate = \"a\"";
+    let remote = "remote = \"jobs.x\"";
+    // With and without processes of this machine.
+    for (keys, workers, most) in [
+        (format!("{remote}\nworker = \"w\"\nworkers = 3"), 3, 16),
+        (format!("{remote}\nremote-workers = 5"), 0, 5),
+    ] {
+        let config = parse("web", &keys, fleet).unwrap();
+        let mux = &config.muxes[0];
+        let remote = mux.remote.as_ref().unwrap();
+        assert_eq!((mux.workers, &*remote.subject, remote.most.get()), (workers, "jobs.x", most));
+        assert_eq!(config.fleet.as_ref().unwrap().group, None);
+        let other = parse("web", &keys.replace("jobs", "tasks"), fleet).unwrap();
+        assert_eq!(config.fixed_differences(&other), ["[mux]"]);
+        assert_eq!(config.fixed_differences(&config), [""; 0]);
+    }
+    let long = "a".repeat(63);
+    let rows = [
+        ("web", remote.to_owned(), String::new(), "`remote` has no server"),
+        ("web", "remote = \"jobs.*\"".to_owned(), fleet.to_owned(), "`jobs.*` is not a subject"),
+        ("web", format!("{remote}\nremote-workers = 65"), fleet.to_owned(), "`remote-workers` must be"),
+        ("web", format!("{remote}\nworkers = 2"), fleet.to_owned(), "`workers` needs `worker`"),
+        (
+            "web",
+            "worker = \"w\"\nremote-workers = 2".to_owned(),
+            String::new(),
+            "`remote-workers` needs `remote`",
+        ),
+        ("\"w.b\"", remote.to_owned(), fleet.to_owned(), "`a-w.b` cannot be the name of a front"),
+        (
+            "web",
+            remote.to_owned(),
+            fleet.replace("\"a\"", &format!("\"{long}\"")),
+            "cannot be the name of a front",
+        ),
+        ("web", String::new(), String::new(), "`worker` is missing"),
+    ];
+    for (name, keys, fleet, expected) in rows {
+        let errors = parse(name, &keys, &fleet).unwrap_err();
+        assert!(errors.iter().any(|error| error.contains(expected)), "{keys}: {errors:?}");
     }
 }
 

@@ -18,6 +18,7 @@ mod mux_admission;
 mod mux_service;
 mod muxes;
 mod privilege;
+mod remote_front;
 mod round_robin;
 mod signals;
 mod stalled;

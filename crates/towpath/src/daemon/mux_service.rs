@@ -19,6 +19,7 @@ use towpath_ring::SocketFile;
 use super::inherited::{self, FileId, Inherited};
 use super::mux_admission::MuxAdmission;
 use super::muxes::{Gone, Served};
+use super::remote_front::{RemoteConfig, RemoteFront};
 use super::supervisor::Failure;
 use crate::config::Mux;
 use crate::control::QueryInbox;
@@ -40,6 +41,7 @@ pub(super) struct Listening {
     server: Server,
     tls: Option<Tls>,
     config: Mux,
+    remote: Option<RemoteConfig>,
     starter: Starter,
     /// The addresses and files of the server's listeners, in its order.
     addresses: Vec<(String, FileId)>,
@@ -71,6 +73,8 @@ pub(super) struct Service {
     runs: Option<Runs>,
     /// `Some(true)` if the mux ended without an error; `None` while it runs.
     ended: Option<bool>,
+    /// Its workers on other machines. Ends after the pool, which waits for them.
+    _remote_front: Option<RemoteFront>,
 }
 
 /// Where a mux is served.
@@ -86,6 +90,7 @@ impl Listening {
     /// Listens on the addresses of the configuration, by sockets of the service manager where it has passed them.
     pub(super) fn open(
         config: &Mux,
+        remote: Option<RemoteConfig>,
         starter: &Starter,
         identity: Option<Identity>,
         sockets: &mut Sockets,
@@ -153,7 +158,7 @@ impl Listening {
         }
         inherited.predecessor = older.and_then(|older| older.mux(&config.name));
         let (config, starter) = (config.clone(), starter.clone());
-        Ok(Self { unix, server, tls, config, starter, addresses, inherited })
+        Ok(Self { unix, server, tls, config, remote, starter, addresses, inherited })
     }
 
     /// Starts the workers and waits until they have attached or `stopped` is set. Then starts the mux's thread, or returns the part
@@ -168,18 +173,21 @@ impl Listening {
         stopped: &dyn Fn() -> bool,
     ) -> Result<(Service, Option<Served>), Failure> {
         // If this function fails, `unix` is dropped before `server`: locals are dropped in the reverse order.
-        let Self { config, tls, server, unix, starter, addresses, inherited } = self;
+        let Self { config, remote, tls, server, unix, starter, addresses, inherited } = self;
         let Parts { listeners: waiting, files, predecessor } = inherited;
         let program = config.program();
         let Mux { name, .. } = config;
         let admission = Arc::new(admission);
         server.set_admission(Arc::clone(&admission) as Arc<_>);
+        let remote = remote.map(RemoteConfig::start).transpose();
+        let remote = remote.map_err(|error| Failure::Mux(name.clone(), error.to_string()))?;
+        let (remote_front, remote) = remote.unzip();
         let front = worker_pool::Config {
             program,
             place: Place::Mux(name.clone()),
             starter,
-            workers: config.workers.max(1),
-            away: None,
+            workers: config.workers,
+            remote,
             drain: config.drain,
             timeout: config.timeout,
             close_undone: !config.keep_undone,
@@ -211,8 +219,20 @@ impl Listening {
             (Runs::Own(thread), None)
         };
         let (runs, drain) = (Some(runs), config.drain);
-        let service =
-            Service { name, admission, server, tls, control, drain, addresses, waiting, runs, ended: None };
+        let ended = None;
+        let service = Service {
+            name,
+            admission,
+            server,
+            tls,
+            control,
+            drain,
+            addresses,
+            waiting,
+            runs,
+            ended,
+            _remote_front: remote_front,
+        };
         Ok((service, served))
     }
 }

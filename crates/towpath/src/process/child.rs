@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::starter::{Away, Remote};
+use super::starter::{Remote, RemoteWorker};
 
 /// A process that a [`Starter`](super::Starter) started. Its descriptor becomes readable when it has ended.
 #[derive(Debug)]
@@ -107,9 +107,9 @@ impl Child {
     }
 
     /// The worker on another machine behind it.
-    pub(crate) fn away(&self) -> Option<Away> {
+    pub(crate) fn remote_worker(&self) -> Option<RemoteWorker> {
         match &self.parent {
-            Parent::Launcher(launcher) => launcher.away(self.id),
+            Parent::Launcher(launcher) => launcher.remote_worker(self.id),
             Parent::This(_) | Parent::Elsewhere => None,
         }
     }

@@ -24,4 +24,4 @@ pub use limit::{LIMITS, Limit};
 pub use sandbox::{Namespace, Sandbox};
 pub use spec::{Identity, Program, Settings, Spec};
 pub(crate) use starter::spawn;
-pub use starter::{Away, Local, Place, Remote, Started, Starter};
+pub use starter::{Local, Place, Remote, RemoteView, RemoteWorker, Started, Starter};

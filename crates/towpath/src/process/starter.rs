@@ -11,7 +11,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_fleet::workers::WorkerStats;
+use towpath_fleet::workers::{HostView, WorkerStats};
 
 use super::child::Child;
 use super::confine::Failed;
@@ -47,19 +47,19 @@ pub trait Remote: Send + Sync + fmt::Debug {
     fn kill(&self, id: u32) -> io::Result<()>;
 
     /// The worker on another machine behind this process; `None` if it is a process of this machine.
-    fn away(&self, _id: u32) -> Option<Away> {
+    fn remote_worker(&self, _id: u32) -> Option<RemoteWorker> {
         None
     }
 
-    /// The counters of workers on other machines.
-    fn worker_stats(&self) -> Option<WorkerStats> {
+    /// The state of workers on other machines, if this starts them.
+    fn remote_view(&self) -> Option<RemoteView> {
         None
     }
 }
 
 /// A worker on another machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Away {
+pub struct RemoteWorker {
     /// Worker and host, for people. Empty until there is one.
     pub name: String,
     /// Messages that it may hold.
@@ -68,6 +68,19 @@ pub struct Away {
     pub round_trip: Duration,
     /// Why it has ended.
     pub end: Option<String>,
+}
+
+/// The state of workers on other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteView {
+    /// The subject.
+    pub subject: String,
+    /// The server, or why there is no connection.
+    pub server: Result<String, String>,
+    /// The worker hosts, nearest first. Their slots are the ids of processes here.
+    pub hosts: Vec<HostView>,
+    /// The counters.
+    pub stats: WorkerStats,
 }
 
 /// A started process and its user.

@@ -18,7 +18,7 @@ use towpath_ring::{AttachError, Consumer, Frame, Options, ReserveError, Verdict}
 use super::poller::Poller;
 use super::{BusSettings, instant, meta, random, record, time};
 use crate::eventfd::EventFd;
-use crate::process::{Away, Child, Place, Program, Remote, Started};
+use crate::process::{Child, Place, Program, Remote, RemoteView, RemoteWorker, Started};
 
 /// Token of the wake-up in the poller. Others are the slots.
 const WAKE: u64 = u64::MAX;
@@ -52,7 +52,7 @@ struct Shared {
     wake: EventFd,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Registry {
     workers: HashMap<u32, Worker>,
     made: u32,
@@ -62,13 +62,13 @@ struct Registry {
     attached: Vec<(u32, Result<Consumer, AttachError>)>,
     /// The thread ends, or has ended.
     over: bool,
-    stats: WorkerStats,
+    view: RemoteView,
 }
 
 #[derive(Debug)]
 struct Worker {
     socket: PathBuf,
-    away: Away,
+    remote: RemoteWorker,
     /// Signalled at the end, and then closed: the pool watches another descriptor of it.
     end: Option<EventFd>,
     /// The pool knows that it has ended, and still asks why.
@@ -83,7 +83,8 @@ impl RemoteFront {
     /// # Errors
     /// A descriptor or the thread cannot be made.
     pub fn start(config: FrontConfig) -> io::Result<Self> {
-        let shared = Arc::new(Shared { registry: Mutex::default(), wake: EventFd::new()? });
+        let registry = Mutex::new(Registry::new(&config.bus.subject));
+        let shared = Arc::new(Shared { registry, wake: EventFd::new()? });
         let poller = Poller::new()?;
         poller.add(&shared.wake, WAKE)?;
         let mut side = FrontSide::new(&config.bus, Arc::clone(&shared), poller);
@@ -92,7 +93,7 @@ impl RemoteFront {
             let BusSettings { server, subject, name } = &config.bus;
             let subjects = side.front.subjects();
             if let Err(error) = worker_bus::run(server, name, subject, &subjects, &mut side) {
-                tracing::error!("--remote: {error}; there are no workers on other machines");
+                tracing::error!("no remote workers at `{subject}`: {error}");
             }
             side.finish();
         };
@@ -124,6 +125,20 @@ impl Shared {
 }
 
 impl Registry {
+    fn new(subject: &str) -> Self {
+        let server = Err("connecting".to_owned());
+        let stats = WorkerStats::default();
+        Self {
+            workers: HashMap::new(),
+            made: 0,
+            started: Vec::new(),
+            killed: Vec::new(),
+            attached: Vec::new(),
+            over: false,
+            view: RemoteView { subject: subject.to_owned(), server, hosts: Vec::new(), stats },
+        }
+    }
+
     fn end(&mut self, id: u32) {
         if let Some(end) = self.workers.get_mut(&id).and_then(|worker| worker.end.take()) {
             end.signal();
@@ -142,8 +157,9 @@ impl Remote for Shared {
         registry.workers.retain(|_, worker| !std::mem::replace(&mut worker.old, worker.known));
         let id = FIRST | registry.made;
         registry.made = (registry.made + 1) % FIRST;
-        let away = Away { name: "a worker on another machine".to_owned(), ..Away::default() };
-        let worker = Worker { socket: socket.into(), away, end: Some(end), known: false, old: false };
+        let remote =
+            RemoteWorker { name: "a worker on another machine".to_owned(), ..RemoteWorker::default() };
+        let worker = Worker { socket: socket.into(), remote, end: Some(end), known: false, old: false };
         registry.workers.insert(id, worker);
         registry.started.push(id);
         drop(registry);
@@ -166,7 +182,7 @@ impl Remote for Shared {
     fn kill(&self, id: u32) -> io::Result<()> {
         let mut registry = self.lock();
         // Without a session, the thread has nothing to do with it.
-        let waits = registry.workers.get(&id).is_some_and(|worker| worker.away.credit == 0);
+        let waits = registry.workers.get(&id).is_some_and(|worker| worker.remote.credit == 0);
         if registry.over || waits {
             registry.end(id);
         }
@@ -176,12 +192,12 @@ impl Remote for Shared {
         Ok(())
     }
 
-    fn away(&self, id: u32) -> Option<Away> {
-        Some(self.lock().workers.get(&id).map(|worker| worker.away.clone()).unwrap_or_default())
+    fn remote_worker(&self, id: u32) -> Option<RemoteWorker> {
+        Some(self.lock().workers.get(&id).map(|worker| worker.remote.clone()).unwrap_or_default())
     }
 
-    fn worker_stats(&self) -> Option<WorkerStats> {
-        Some(self.lock().stats)
+    fn remote_view(&self) -> Option<RemoteView> {
+        Some(self.lock().view.clone())
     }
 }
 
@@ -255,7 +271,7 @@ impl FrontSide {
         let (started, killed) = (std::mem::take(&mut registry.started), std::mem::take(&mut registry.killed));
         let attached = std::mem::take(&mut registry.attached);
         self.over = registry.over;
-        registry.stats = self.front.stats;
+        registry.view.stats = self.front.stats;
         drop(registry);
         started.into_iter().for_each(|slot| self.front.want(slot));
         for (slot, consumer) in attached {
@@ -284,15 +300,16 @@ impl FrontSide {
             self.front.close(slot, true);
             return self.leave(slot, None);
         }
-        let credit = self.shared.lock().workers.get(&slot).map_or(1, |worker| worker.away.credit);
+        let credit = self.shared.lock().workers.get(&slot).map_or(1, |worker| worker.remote.credit);
         self.ends.insert(slot, End { consumer, frames: HashMap::new(), credit, blocked: None });
     }
 
     /// Attaches in a helper thread: the pool may be busy.
     fn attach(&self, slot: u32, name: String, options: Options, credit: u16) {
+        let round_trip = self.front.round_trip(slot).unwrap_or_default();
         let mut registry = self.shared.lock();
         let Some(worker) = registry.workers.get_mut(&slot) else { return };
-        worker.away = Away { name, credit: usize::from(credit), ..Away::default() };
+        worker.remote = RemoteWorker { name, credit: usize::from(credit), round_trip, end: None };
         let socket = worker.socket.clone();
         drop(registry);
         let shared = Arc::clone(&self.shared);
@@ -312,7 +329,7 @@ impl FrontSide {
     fn leave(&mut self, slot: u32, why: Option<String>) {
         let mut registry = self.shared.lock();
         if let Some(worker) = registry.workers.get_mut(&slot) {
-            worker.away.end = worker.away.end.take().or(why);
+            worker.remote.end = worker.remote.end.take().or(why);
         }
         drop(registry);
         // The pool reads the reason when it finds the closed ring.
@@ -387,9 +404,10 @@ impl FrontSide {
         let mut registry = self.shared.lock();
         for (slot, worker) in &mut registry.workers {
             if let Some(trip) = self.front.round_trip(*slot) {
-                worker.away.round_trip = trip;
+                worker.remote.round_trip = trip;
             }
         }
+        registry.view.hosts = hosts;
         drop(registry);
         let WorkerStats { malformed, version, unknown, too_many, .. } = self.front.stats;
         let all = malformed + version + unknown + too_many;
@@ -459,30 +477,35 @@ impl Side for FrontSide {
     fn connected(&mut self, server: &str) {
         self.away = None;
         self.hosts = (Instant::now(), false);
-        tracing::info!("remote workers: connected to {server}, subject `{}`", self.subject);
+        self.shared.lock().view.server = Ok(server.to_owned());
+        tracing::info!("remote workers at `{}`: connected to {server}", self.subject);
     }
 
     fn disconnected(&mut self, error: &SessionError) {
         let text = error.to_string();
         if self.away.as_ref() != Some(&text) {
             tracing::warn!(
-                "remote workers: {text}; without the server there are none, and the front tries again every second"
+                "remote workers at `{}`: {text}; without the server there are none, and the front tries again every second",
+                self.subject
             );
         }
         self.front.disconnected("the connection to the server has ended");
+        let mut registry = self.shared.lock();
+        (registry.view.server, registry.view.hosts) = (Err(text.clone()), Vec::new());
+        drop(registry);
         self.away = Some(text);
     }
 
     fn warning(&mut self, text: &str) {
-        tracing::warn!("remote workers: {text}");
+        tracing::warn!("remote workers at `{}`: {text}", self.subject);
     }
 
-    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool) {
+    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant) {
         if copied {
             self.front.stats.malformed += 1;
             return;
         }
-        self.front.message(subject, bytes, time(self.start, Instant::now()));
+        self.front.message(subject, bytes, time(self.start, now));
     }
 
     fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {

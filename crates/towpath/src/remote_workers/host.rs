@@ -268,16 +268,22 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
             let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(*session)) else {
                 continue;
             };
+            let (mut published, mut read) = (false, false);
             match to_program(channel, link) {
-                Ok(any) => busy |= any,
+                Ok(any) => published = any,
                 Err(why) => ended.push((*session, why)),
             }
             if link.has_room() {
                 let Wrote { any, completed } = from_program(channel, link, &mut running.released, clock);
                 running.served |= completed;
-                busy |= any;
+                read = any;
             }
-            channel.kick();
+            match (published, read) {
+                (true, _) => channel.kick(),
+                (false, true) => channel.kick_for_room(),
+                (false, false) => {}
+            }
+            busy |= published || read;
         }
         for (session, why) in ended {
             match why {
@@ -443,12 +449,12 @@ impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
         tracing::warn!("{text}");
     }
 
-    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool) {
+    fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant) {
         if copied {
             self.host.stats.malformed += 1;
             return;
         }
-        self.host.message(subject, bytes, time(self.start, Instant::now()));
+        self.host.message(subject, bytes, time(self.start, now));
     }
 
     fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {
@@ -570,7 +576,7 @@ mod tests {
             end: || false,
             config: &config,
         };
-        side.message("host.h.f", &message(2, &[0; 8]), false);
+        side.message("host.h.f", &message(2, &[0; 8]), false, start);
         let open = |session: u8| message(4, &[0, 0, 0, 0, session, 0, 0, 0]);
         // Rows: milliseconds since the start, the session that is opened, programs that run, programs that were started.
         let rows = [
@@ -584,7 +590,7 @@ mod tests {
             (303, 8, 1, 4),
         ];
         for (millis, session, running, started) in rows {
-            side.message("host.h.f", &open(session), false);
+            side.message("host.h.f", &open(session), false, start);
             side.handle_events(start + Duration::from_millis(millis));
             assert_eq!(
                 (side.programs.len(), side.programs.len() + side.gone.len()),
@@ -593,7 +599,7 @@ mod tests {
             );
         }
         // One that is ended later does not count.
-        side.message("host.h.f", &open(9), false);
+        side.message("host.h.f", &open(9), false, start);
         side.handle_events(start + Duration::from_secs(2));
         assert_eq!(side.programs.len(), 1);
         let sessions: Vec<u64> = side.programs.keys().copied().collect();

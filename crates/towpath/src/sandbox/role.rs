@@ -29,6 +29,8 @@ pub enum Role {
     Ipfix,
     /// States of a group of gates, and its bus.
     Fleet,
+    /// Workers of a mux on other machines: their rings, and the bus.
+    RemoteWorkers,
     /// The running snapshot.
     States,
     /// Notifies the service manager.
@@ -54,6 +56,7 @@ impl Role {
         Self::Events,
         Self::Ipfix,
         Self::Fleet,
+        Self::RemoteWorkers,
         Self::States,
         Self::Watchdog,
         Self::Log,
@@ -74,6 +77,7 @@ impl Role {
             Self::Events => "events",
             Self::Ipfix => "ipfix",
             Self::Fleet => "fleet",
+            Self::RemoteWorkers => "remote-workers",
             Self::States => "states",
             Self::Watchdog => "watchdog",
             Self::Log => "log",
@@ -116,6 +120,7 @@ impl Role {
             Self::Ipfix => &[&SOCKET_DATA, &SOCKETS],
             // Reads certificates, and the files of the resolver.
             Self::Fleet => &[&SOCKET_DATA, &SOCKETS, &FILES_READ],
+            Self::RemoteWorkers => &[&SOCKET_DATA, &SOCKETS, &SHARED_MEMORY, &FILES_READ],
             Self::States => &[&FILES_READ, &FILES_WRITTEN],
             Self::Watchdog => &[&SOCKET_DATA, &SOCKETS],
             Self::Log => &[&SOCKET_DATA, &SOCKETS, &SHARED_MEMORY],

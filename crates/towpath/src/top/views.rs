@@ -444,9 +444,9 @@ fn muxes(pair: &Pair<'_>) -> Vec<Row> {
                 Cell::None,
                 Cell::None,
                 Cell::Text(format!(
-                    "{name} worker {}, pid {} {}",
+                    "{name} worker {}, {} {}",
                     worker["index"],
-                    worker["pid"],
+                    worker["remote"].as_str().map_or_else(|| format!("pid {}", worker["pid"]), str::to_owned),
                     worker["status"].as_str().unwrap_or_default()
                 )),
             ];

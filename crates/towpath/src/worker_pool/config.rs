@@ -1,13 +1,13 @@
 //! Configuration of a worker pool.
 
-use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_mux::io::Tls;
 use towpath_send::CopyMode;
 
-use crate::process::{Place, Program, Remote, Starter};
+use crate::process::{Place, Program, Starter};
+
+use super::remote_slots::RemoteSlots;
 
 /// Configuration of a worker pool.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub struct Config {
     /// Number of workers. 0 with workers on other machines only.
     pub workers: usize,
     /// Workers on other machines.
-    pub away: Option<AwayConfig>,
+    pub remote: Option<RemoteSlots>,
     /// Time for connections to finish when the pool ends, and for a replaced worker.
     pub drain: Duration,
     /// A worker that holds a message for longer is killed. `None`: no limit.
@@ -41,13 +41,4 @@ pub struct Config {
     pub send_check: bool,
     /// Certificates that SIGHUP reads again.
     pub tls: Option<Tls>,
-}
-
-/// Workers on other machines.
-#[derive(Clone, Debug)]
-pub struct AwayConfig {
-    /// Gives them to this pool.
-    pub starter: Arc<dyn Remote>,
-    /// The most of them at the same time.
-    pub most: NonZeroUsize,
 }

@@ -5,7 +5,8 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached.
+//! short, they get none, unless every local worker is stuck, or none is attached. A remote worker may have further messages on the way
+//! (`process/ahead.rs`), but one is left for each local worker.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -28,7 +29,7 @@ const MANY: usize = 16;
 /// tasks on its CPU.
 const STUCK: u64 = 5_000_000;
 /// The same for a worker on another machine.
-const STUCK_AWAY: u64 = 100_000_000;
+const STUCK_REMOTE: u64 = 100_000_000;
 /// Interval at which the round trips are compared.
 const COMPARE: Duration = Duration::from_secs(1);
 
@@ -41,29 +42,29 @@ pub(super) struct Dispatcher {
     /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
     /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
-    away: Vec<usize>,
+    remote: Vec<usize>,
     compared: Option<Instant>,
 }
 
 impl Dispatcher {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { spread: spread(processors), turn: 0, again: None, away: Vec::new(), compared: None }
+        Self { spread: spread(processors), turn: 0, again: None, remote: Vec::new(), compared: None }
     }
 
     /// Orders the workers on other machines by their round trips.
-    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
-        let first = slots.partition_point(|slot| !slot.is_away());
-        let current = is_current(&self.away, first..slots.len(), |at| slots[at].is_attached());
+    pub(super) fn look(&mut self, slots: &mut [WorkerSlot], now: Instant) {
+        let first = slots.partition_point(|slot| !slot.is_remote());
+        let current = is_current(&self.remote, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
-        if current && (self.away.is_empty() || !due) {
+        if current && (self.remote.is_empty() || !due) {
             return;
         }
         self.compared = Some(now);
         let mut trips: Vec<_> =
-            (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
+            (first..slots.len()).filter_map(|at| Some((slots[at].learn_round_trip()?, at))).collect();
         trips.sort_unstable();
-        self.away = trips.into_iter().map(|(_, at)| at).collect();
+        self.remote = trips.into_iter().map(|(_, at)| at).collect();
     }
 
     /// When to dispatch again without an event.
@@ -79,7 +80,7 @@ impl Dispatcher {
     /// Gives messages to workers. Returns true if a worker got any. `now`: clock of the pool; `time`: clock
     /// of the core.
     pub(super) fn dispatch(&mut self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
-        let first = slots.partition_point(|slot| !slot.is_away());
+        let first = slots.partition_point(|slot| !slot.is_remote());
         let (local, _) = slots.split_at_mut(first);
         self.turn = (self.turn + 1) % local.len().max(1);
         // A message for one worker only (sticky order) cannot go to another.
@@ -88,8 +89,9 @@ impl Dispatcher {
             Some(turn) => self.dispatch_short(local, mux, time, now, turn),
             None => self.all(local, mux, time, now),
         };
-        if !self.away.is_empty() && (quick.is_none() || !local.iter().any(WorkerSlot::is_attached)) {
-            busy |= self.dispatch_away(slots, mux, time, now);
+        let takes = |slot: &WorkerSlot| slot.is_idle() || slot.is_going_on(now, STUCK);
+        if !self.remote.is_empty() && (quick.is_none() || !local.iter().any(takes)) {
+            busy |= self.dispatch_remote(slots, first, mux, (time, now));
         }
         let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
@@ -97,19 +99,33 @@ impl Dispatcher {
         busy
     }
 
-    /// To workers on other machines: to the idle ones first, the nearest of them before the others.
-    fn dispatch_away(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
+    /// To workers on other machines, which are those from `first` on: to the idle ones first, the nearest of them before the others. One
+    /// message is left for each local worker, but an idle worker gets one.
+    fn dispatch_remote(
+        &self,
+        slots: &mut [WorkerSlot],
+        first: usize,
+        mux: &mut Mux,
+        (time, now): (Time, u64),
+    ) -> bool {
         let mut busy = false;
-        let idle = self.away.iter().filter(|at| slots[**at].is_idle()).count();
-        let share = mux.available().div_ceil(idle.max(1)).max(1);
-        for at in &self.away {
+        // In sticky order, no worker takes a message of another one.
+        let local = match mux.config().order {
+            Order::Sticky => 0,
+            _ => slots[..first].iter().filter(|slot| slot.is_attached()).count(),
+        };
+        let spare = |mux: &Mux| mux.available().saturating_sub(local);
+        let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
+        let share = spare(mux).div_ceil(idle.max(1)).max(1);
+        for at in &self.remote {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
-        for at in &self.away {
-            if slots[*at].is_going_on(now, STUCK_AWAY) {
-                busy |= slots[*at].fill(mux, time, usize::MAX);
+        for at in &self.remote {
+            let most = slots[*at].working() + spare(mux);
+            if slots[*at].is_going_on(now, STUCK_REMOTE) {
+                busy |= slots[*at].fill(mux, time, most);
             }
         }
         busy
@@ -168,9 +184,9 @@ impl Dispatcher {
     }
 }
 
-/// Returns true if `away` has exactly the slots of `all` that are attached.
-fn is_current(away: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
-    away.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == away.len()
+/// Returns true if `remote` has exactly the slots of `all` that are attached.
+fn is_current(remote: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
+    remote.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
 }
 
 /// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
@@ -188,7 +204,7 @@ mod tests {
     use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::connections::Connections;
-    use super::super::worker_slot::tests::{ask, attach, learn};
+    use super::super::worker_slot::tests::{ask, attach, learn, set_times};
     use super::*;
 
     #[test]
@@ -248,5 +264,49 @@ mod tests {
             assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "at {at}");
         }
         drop(workers);
+    }
+
+    #[test]
+    fn a_remote_worker_has_further_messages_on_the_way_if_local_ones_have_theirs() {
+        // Rows: local workers, messages that wait, messages that the local worker and the remote one then hold.
+        let rows = [
+            (1, 1, [1, 0]),
+            (1, 2, [1, 1]),
+            (1, 3, [1, 1]),
+            (1, 4, [1, 2]),
+            (1, 9, [1, 3]),
+            (0, 2, [0, 2]),
+            (0, 9, [0, 3]),
+        ];
+        for (locals, lines, expected) in rows {
+            let server = Server::new(
+                "line".parse().unwrap(),
+                towpath_mux::mux::Config::new(towpath_mux::mux::Order::None),
+            )
+            .unwrap();
+            let mut driver = server.driver().unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let (path, rights) = (directory.path(), Rights::default());
+            let mut slots = [WorkerSlot::new(0, path, rights), WorkerSlot::remote(1, path, rights)];
+            let workers: Vec<_> = (1 - locals..2)
+                .map(|at| {
+                    let path = path.join(format!("worker-{at}-0.sock"));
+                    attach(&mut slots[at], path, &mut driver, Instant::now())
+                })
+                .collect();
+            // Two messages in a round trip.
+            set_times(&mut slots[1], Duration::from_millis(2), Duration::from_millis(1));
+            let mut dispatcher = Dispatcher { remote: vec![1], ..Dispatcher::new() };
+            let mut completions = Completions::default();
+            driver.change(|mux, now| ask(mux, lines, now));
+            for at in 0..4 {
+                driver.change(|mux, now| dispatcher.dispatch(&mut slots, mux, now, at));
+                slots
+                    .iter_mut()
+                    .for_each(|slot| slot.hand_over(&mut completions, &Connections::default(), at, 0));
+            }
+            assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "{locals} {lines}");
+            drop(workers);
+        }
     }
 }

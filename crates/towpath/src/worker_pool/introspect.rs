@@ -1,5 +1,6 @@
 //! Copies of a pool's state for `towpath ctl` and metrics.
 
+use towpath_fleet::workers::HostView;
 use towpath_metrics::Histogram;
 use towpath_mux::mux::Mux;
 
@@ -19,7 +20,17 @@ impl WorkerPoolView for WorkerPool {
 
     fn mux(&self) -> show_mux::Mux {
         let slots = &self.slots;
-        let pid = |id| slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
+        let who = |id| {
+            let pid = slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
+            (pid, slots.iter().find_map(|slot| slot.remote_name(id)))
+        };
+        let remote = self.config.remote.as_ref().and_then(|remote| remote.starter.remote_view());
+        let held_by = |pid: &u32| slots.iter().map(|slot| slot.held_by(*pid)).sum::<usize>();
+        let in_flight = |host: &HostView| host.slots.iter().map(held_by).sum::<usize>();
+        let remote = remote.map(|view| show_mux::RemoteWorkers {
+            in_flight: view.hosts.iter().map(in_flight).collect(),
+            view,
+        });
         let restarts = slots.iter().map(WorkerSlot::restarts).sum();
         let name = self.config.name.clone();
         let Completions { lost, violations, .. } = self.completions;
@@ -31,7 +42,8 @@ impl WorkerPoolView for WorkerPool {
             violations,
             arrivals,
             upgrade: self.upgrades.stats,
-            ..show_mux::Mux::of(core, restarts, pid)
+            remote,
+            ..show_mux::Mux::of(core, restarts, who)
         };
         server.look(of).with_peers(|psock| server.peer(psock))
     }
@@ -64,8 +76,8 @@ impl WorkerPoolView for WorkerPool {
         }
         samples.add_histogram(&[("mux", name)], &COMPLETION_TIME, &completion);
         samples.add(&[("mux", name)], &self.completions.violations);
-        if let Some(stats) = self.config.away.as_ref().and_then(|away| away.starter.worker_stats()) {
-            samples.add(&[("mux", name)], &stats);
+        if let Some(view) = self.config.remote.as_ref().and_then(|remote| remote.starter.remote_view()) {
+            samples.add(&[("mux", name)], &view.stats);
         }
         samples.add(&[("mux", name)], &self.upgrades.stats);
     }

@@ -26,7 +26,7 @@
 //!   workers without a count.
 //! - Data to send is queued at its connection, so that a worker never waits for a peer.
 //!
-//! Workers on other machines ([`AwayConfig`]) have slots after the local ones. Their program is a thread of this process that attaches like a
+//! Workers on other machines ([`RemoteSlots`]) have slots after the local ones. Their program is a thread of this process that attaches like a
 //! worker process, so that nothing else here knows of them but the order in which they get messages (`dispatch.rs`).
 //!
 //! A worker process that dies is restarted, with a delay that doubles if it dies at once. SIGHUP replaces the
@@ -46,6 +46,7 @@ mod listen;
 mod moved;
 mod poll_backoff;
 mod process;
+mod remote_slots;
 mod signals;
 mod tx_lease;
 mod upgrade;
@@ -67,11 +68,10 @@ use towpath_send::CopyMode;
 
 use crate::control::QueryInbox;
 use crate::process::socket_directory::{self, SocketDirectory};
-use crate::process::{Program, Starter};
 use authority::Rights;
 use completions::Completions;
 pub use completions::UnsentStats;
-pub use config::{AwayConfig, Config};
+pub use config::Config;
 use connections::Connections;
 use dispatch::Dispatcher;
 pub use goodbye::WorkerEnd;
@@ -81,6 +81,7 @@ use process::Command;
 pub use process::WorkerExit;
 #[cfg(feature = "fleet")]
 pub(crate) use process::worker_ring;
+pub use remote_slots::RemoteSlots;
 pub use signals::{Moved, PoolControl};
 use signals::{Signal, Signals};
 use upgrade::Upgrades;
@@ -165,7 +166,7 @@ pub struct WorkerPool {
     driver: Driver,
     config: Config,
     command: Command,
-    away: Option<Command>,
+    remote: Option<Command>,
     start: Instant,
     slots: Vec<WorkerSlot>,
     signals: Signals,
@@ -234,8 +235,8 @@ impl WorkerPool {
         driver.watch(&signals, SIGNALS).map_err(system("listening to signals"))?;
         let directory = socket_directory::make(config.starter.changes_user());
         let directory = directory.map_err(system("making a directory for the workers' sockets"))?;
-        let away = config.away.as_ref().map_or(0, |away| away.most.get());
-        let all = config.workers + away;
+        let remote = config.remote.as_ref().map_or(0, |remote| remote.most.get());
+        let all = config.workers + remote;
         if let Some(limit) = descriptor_limit(all) {
             server.set_descriptor_limit(limit);
         }
@@ -255,7 +256,7 @@ impl WorkerPool {
         };
         let slot = |number| match number < config.workers {
             true => WorkerSlot::new(number, directory.path(), rights),
-            false => WorkerSlot::away(number, directory.path(), rights),
+            false => WorkerSlot::remote(number, directory.path(), rights),
         };
         let slots = (0..all).map(slot).collect();
         let completions = Completions::new(config.drain);
@@ -267,12 +268,7 @@ impl WorkerPool {
                 starter: config.starter.clone(),
                 waits: false,
             },
-            away: config.away.as_ref().map(|away| Command {
-                program: Program::new(&["a worker on another machine".to_owned()]),
-                place: config.place.clone(),
-                starter: Starter::Remote(Arc::clone(&away.starter)),
-                waits: true,
-            }),
+            remote: config.remote.as_ref().map(|remote| remote.command(&config.place)),
             config,
             start,
             slots,
@@ -294,10 +290,10 @@ impl WorkerPool {
             _directory: directory,
         };
         for slot in &mut pool.slots {
-            let command = pool.away.as_ref().filter(|_| slot.is_away()).unwrap_or(&pool.command);
+            let command = pool.remote.as_ref().filter(|_| slot.is_remote()).unwrap_or(&pool.command);
             slot.start(command, &pool.driver, start);
         }
-        while pool.slots.iter().any(|slot| !slot.is_attached() && !slot.is_away()) && !stopped() {
+        while pool.slots.iter().any(|slot| !slot.is_attached() && !slot.is_remote()) && !stopped() {
             pool.wait(Some(Duration::from_millis(100)))?;
             pool.supervise_slots();
             if let Some((slot, exit)) = pool.slots.iter_mut().find_map(WorkerSlot::take_exit) {
@@ -484,7 +480,7 @@ impl WorkerPool {
     fn supervise_slots(&mut self) {
         let now = Instant::now();
         let clock = self.clock(now);
-        let Self { driver, slots, draining, command, away, .. } = self;
+        let Self { driver, slots, draining, command, remote, .. } = self;
         for slot in slots {
             slot.look(driver, &mut self.completions, now, clock);
             if !slot.is_due(now) {
@@ -492,11 +488,13 @@ impl WorkerPool {
             }
             // While it drains nothing is read. A worker is needed only for messages that exist.
             match draining.is_none() || driver.server().look(Mux::has_work) {
-                true => slot.start(away.as_ref().filter(|_| slot.is_away()).unwrap_or(command), driver, now),
+                true => {
+                    slot.start(remote.as_ref().filter(|_| slot.is_remote()).unwrap_or(command), driver, now)
+                }
                 false => slot.stay_empty(),
             }
         }
-        self.dispatcher.look(&self.slots, now);
+        self.dispatcher.look(&mut self.slots, now);
         self.connections.report(&mut self.driver, &self.slots);
         let Some(at) = self.replacing else { return };
         if self.slots.get(at).is_some_and(WorkerSlot::is_replacing) {

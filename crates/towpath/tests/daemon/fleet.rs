@@ -3,6 +3,7 @@
 mod copies;
 mod credentials;
 mod group;
+mod remote_workers;
 mod snapshots;
 
 use std::io::{ErrorKind, Read, Write};

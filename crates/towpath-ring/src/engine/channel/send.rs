@@ -142,6 +142,14 @@ impl Channel {
         }
     }
 
+    /// Wakes the client if it sleeps until there is space for its messages. Call it after they were read, instead of [`kick`](Self::kick),
+    /// if nothing was published.
+    pub fn kick_for_room(&mut self) {
+        if self.ringer.should_ring_unless(&self.rings.theirs, abi::CLIENT_NO_ROOM_WANTED) {
+            self.ring();
+        }
+    }
+
     #[cold]
     fn ring(&mut self) {
         self.stats.wakeups += 1;

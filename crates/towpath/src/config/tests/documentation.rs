@@ -47,7 +47,7 @@ fn documented_defaults_hold() {
                 "rules = \"r\"\n{}\n[port.a]\ndriver = \"{driver}\"\naddress = \"10.0.0.1\"\n{}\n[port.b]\n\
                  driver = \"af_packet\"\n[port.c]\ndriver = \"af_packet\"\n[[bridge]]\nports = [\"b\", \"c\"]\n{}\n\
                  {}[queue.1]\nsocket = \"s\"\n{}\n[mux.m]\nlisten = \"unix:u\"\nframing = \"line\"\n\
-                 worker = \"w\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
+                 worker = \"w\"\nremote = \"jobs\"\n{}\n[engine]\n{}\n[control]\nsocket = \"c\"\n{}\n[metrics]\nlisten = \"unix:m\"\n{}\n\
                  [ipfix]\ncollector = \"c:1\"\n{}\n[events]\noutput = \"e\"\n{}\n[fleet]\nservers = \"nats://s:1\"\ngroup = \"g\"\ngate = \"a\"\n{}\n[log]\n{}\n",
                 line(""),
                 line("port"),

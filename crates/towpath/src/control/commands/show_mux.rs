@@ -5,14 +5,16 @@ use std::fmt::Write;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use towpath_fleet::workers::HostView;
 use towpath_metrics::Metric;
 use towpath_mux::io::AcceptStats;
 use towpath_mux::mux::{self, PsockRow, WorkerRow, psock, worker};
 
 use super::super::command::{Context, Handled, Query, Reply};
 use super::super::protocol::{Code, Refusal};
-use super::super::text::{cell, duration, items, table};
+use super::super::text::{age, cell, duration, items, table};
 use crate::metrics::{self, Layout};
+use crate::process::RemoteView;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
 /// The muxes, in the columns of Linux's /proc/net/kcm and /proc/net/kcm_stats
@@ -121,6 +123,8 @@ pub struct Mux {
     pub arrivals: AcceptStats,
     /// Connections that were handed over or taken over.
     pub upgrade: UpgradeStats,
+    /// Workers on other machines.
+    pub remote: Option<RemoteWorkers>,
     /// How long messages waited for a worker.
     pub queue_wait: Times,
     /// How long workers held messages.
@@ -151,8 +155,19 @@ pub struct Times {
 pub struct Worker {
     /// Its state and its counters.
     pub row: WorkerRow,
-    /// Process id; 0 for a thread.
+    /// Process id; 0 for a thread. A number above all process ids for a worker on another machine.
     pub pid: u32,
+    /// Its name on another machine.
+    pub remote: Option<String>,
+}
+
+/// Workers on other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteWorkers {
+    /// Their hosts, and the server.
+    pub view: RemoteView,
+    /// Messages that the workers of each host have.
+    pub in_flight: Vec<usize>,
 }
 
 /// A connection (KCM: a psock).
@@ -165,8 +180,8 @@ pub struct Psock {
 }
 
 impl Mux {
-    /// Reads the state of the core. `pid` returns the process id of a worker.
-    pub fn of(core: &mux::Mux, restarts: u64, pid: impl Fn(worker::Id) -> u32) -> Self {
+    /// Reads the state of the core. `who` returns the process id of a worker, and its name on another machine.
+    pub fn of(core: &mux::Mux, restarts: u64, who: impl Fn(worker::Id) -> (u32, Option<String>)) -> Self {
         let mux::Show { totals, psock_totals, bytes, full, workers, mut psocks } = core.show();
         psocks.sort_unstable_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
         let psocks_left_out = psocks.len().saturating_sub(PSOCKS) as u64;
@@ -180,7 +195,7 @@ impl Mux {
             psock_totals,
             queue_wait: Times::of(core.queue_wait()),
             service_time: Times::of(core.service_time()),
-            workers: workers.into_iter().map(|row| Worker { pid: pid(row.id), row }).collect(),
+            workers: workers.into_iter().map(|row| Worker::of(row, &who)).collect(),
             psocks: psocks.into_iter().map(|row| Psock { row, peer: None }).collect(),
             psocks_left_out,
             ..Self::default()
@@ -242,6 +257,9 @@ impl Mux {
         }) else {
             return Map::new();
         };
+        if let Some(remote) = &self.remote {
+            object.insert("remote".to_owned(), remote.object());
+        }
         if !self.others.is_empty() {
             object.insert("others".to_owned(), self.others.iter().map(Self::object).collect());
         }
@@ -256,9 +274,39 @@ impl Times {
     }
 }
 
+impl RemoteWorkers {
+    fn object(&self) -> Value {
+        let RemoteView { subject, server, hosts, stats } = &self.view;
+        let host = |(host, in_flight): (&HostView, &usize)| {
+            json!({
+                "name": host.name,
+                "workers": host.workers,
+                "used": host.slots.len(),
+                "credit": host.credit,
+                "in_flight": in_flight,
+                "round_trip": host.round_trip.map(|trip| trip.as_nanos() as u64),
+                "leaving": host.leaving,
+            })
+        };
+        let hosts: Vec<_> = hosts.iter().zip(&self.in_flight).map(host).collect();
+        json!({
+            "subject": subject,
+            "server": server.as_ref().ok(),
+            "error": server.as_ref().err(),
+            "hosts": hosts,
+            "stats": metrics::json(stats),
+        })
+    }
+}
+
 impl Worker {
+    fn of(row: WorkerRow, who: impl Fn(worker::Id) -> (u32, Option<String>)) -> Self {
+        let (pid, remote) = who(row.id);
+        Self { row, pid, remote }
+    }
+
     fn object(&self, index: u32) -> Value {
-        let Self { row, pid } = self;
+        let Self { row, pid, remote } = self;
         // RxWait: waits for messages. RxStop: gets no messages.
         let status = match (row.disabled, row.rx_wait) {
             (true, _) => "RxStop",
@@ -270,6 +318,9 @@ impl Worker {
         object.insert("pid".to_owned(), (*pid).into());
         object.insert("recv_q".to_owned(), (row.queued + row.in_hand).into());
         object.insert("status".to_owned(), status.into());
+        if let Some(remote) = remote {
+            object.insert("remote".to_owned(), (&**remote).into());
+        }
         object.into()
     }
 }
@@ -323,8 +374,7 @@ fn show(mux: &Value) -> String {
     let name = Some(word(&mux["name"])).filter(|name| !name.is_empty()).unwrap_or("mux".to_owned());
     push(&name, stats, [&stats["queued"], &mux["bytes"], &Value::Null], &status);
     for worker in workers {
-        let pid = if worker["pid"] == 0 { String::new() } else { format!("pid {} ", worker["pid"]) };
-        let status = format!("{pid}{}", word(&worker["status"]));
+        let status = format!("{}{}", who(worker), word(&worker["status"]));
         push(
             &format!("kcm-{}", worker["index"]),
             worker,
@@ -340,6 +390,9 @@ fn show(mux: &Value) -> String {
     let mut text = table(&rows);
     if left_out > 0 {
         let _ = writeln!(text, "and {left_out} psocks that hold less");
+    }
+    if !mux["remote"].is_null() {
+        text += &show_remote(&mux["remote"]);
     }
     let known = |list: &[(&'static str, &'static str)]| {
         list.iter().map(|(key, heading)| ((*heading).to_owned(), cell(&stats[*key]))).collect::<Vec<_>>()
@@ -386,6 +439,37 @@ fn show(mux: &Value) -> String {
     text
 }
 
+/// The process of a worker, or its name on another machine.
+fn who(worker: &Value) -> String {
+    match worker["remote"].as_str() {
+        Some(name) => format!("{name} "),
+        None if worker["pid"] == 0 => String::new(),
+        None => format!("pid {} ", worker["pid"]),
+    }
+}
+
+/// The hosts of workers on other machines.
+fn show_remote(remote: &Value) -> String {
+    let server = match remote["server"].as_str() {
+        Some(server) => format!("connected to {server}"),
+        None => cell(&remote["error"]),
+    };
+    let mut text = format!("\nremote workers at {}: {server}\n", cell(&remote["subject"]));
+    let hosts = items(&remote["hosts"]);
+    if hosts.is_empty() {
+        return text;
+    }
+    let mut rows = vec![row(["Host", "Workers", "Used", "Credit", "In-flight", "Round-trip", "Status"])];
+    rows.extend(hosts.iter().map(|host| {
+        let [name, workers, used, credit, held] =
+            ["name", "workers", "used", "credit", "in_flight"].map(|key| cell(&host[key]));
+        let leaving = if host["leaving"] == true { "leaving" } else { "" };
+        row([&name, &workers, &used, &credit, &held, &age(&host["round_trip"]), leaving])
+    }));
+    text.extend(table(&rows).lines().flat_map(|line| [line.trim_end(), "\n"]));
+    text
+}
+
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).to_vec()
 }
@@ -402,6 +486,7 @@ fn order(order: mux::Order) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use towpath_fleet::workers::WorkerStats;
     use towpath_mux::Time;
     use towpath_mux::assembler::Limits;
     use towpath_mux::mux::{Config, Order};
@@ -416,7 +501,7 @@ mod tests {
         let worker = core.clone_worker(1, now);
         core.handle_bytes(psock, b"one\ntwo\nthr", now);
         core.poll_messages(worker, now, &mut Vec::new());
-        let mut shown = Mux::of(&core, 3, |_| 4711);
+        let mut shown = Mux::of(&core, 3, |_| (4711, None));
         shown.arrivals = AcceptStats {
             accepted: 90,
             denied: 5,
@@ -448,6 +533,30 @@ mod tests {
         assert_eq!(lines[arrivals + 1], ["90", "5", "6", "7", "8", "9", "10"]);
         let both = text_of(&shown.clone().and(Mux { name: "web".into(), ..shown.clone() }));
         assert!(both.starts_with(&text) && both.contains("\n    web  "), "{both}");
+        shown.remote = Some(RemoteWorkers {
+            view: RemoteView {
+                subject: "jobs".to_owned(),
+                server: Ok("192.0.2.10:4222".to_owned()),
+                hosts: vec![HostView {
+                    name: "h1".to_owned(),
+                    workers: 4,
+                    slots: vec![7, 8],
+                    credit: 16,
+                    leaving: true,
+                    round_trip: Some(std::time::Duration::from_micros(310)),
+                }],
+                stats: WorkerStats::default(),
+            },
+            in_flight: vec![3],
+        });
+        shown.workers[0].remote = Some("worker 0 of h1".to_owned());
+        let text = text_of(&shown);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[2][9..], ["worker", "0", "of", "h1"]);
+        let at = text.lines().position(|line| line == "remote workers at jobs: connected to 192.0.2.10:4222");
+        assert_eq!(lines[at.unwrap() + 2], ["h1", "4", "2", "16", "3", "310us", "leaving"]);
+        shown.remote.as_mut().unwrap().view.server = Err("the connection ended".to_owned());
+        assert!(text_of(&shown).contains("\nremote workers at jobs: the connection ended\n"));
         for metric in [mux::Totals::TABLE, psock::Stats::TABLE].concat() {
             let layout = if metric.group == "mux" { TOTALS } else { PSOCK_TOTALS };
             assert!(stats.get(layout.key(&metric)).is_some(), "{} is missing", metric.name);

@@ -41,7 +41,8 @@ fn programs(config: &Config) -> impl Iterator<Item = (Place, Program)> + '_ {
         .queues
         .iter()
         .flat_map(|queue| queue.inspectors.programs().map(|program| (Place::Queue(queue.number), program)));
-    queues.chain(config.muxes.iter().map(|mux| (Place::Mux(mux.name.clone()), mux.program())))
+    let muxes = config.muxes.iter().filter(|mux| mux.workers > 0);
+    queues.chain(muxes.map(|mux| (Place::Mux(mux.name.clone()), mux.program())))
 }
 
 /// The name of a program in requests. Both sides are the same executable, so they have the same hash function.

@@ -26,6 +26,7 @@ use super::super::launcher::Launcher;
 use super::super::mux_admission::MuxAdmission;
 use super::super::mux_service;
 use super::super::privilege::{self, Capabilities};
+use super::super::remote_front::RemoteConfig;
 use super::super::round_robin::RoundRobin;
 use super::super::signals::{reloads, stops, upgrades};
 use super::super::stalled::stalled;
@@ -185,7 +186,11 @@ impl Supervisor {
         let listening_muxes = config
             .muxes
             .iter()
-            .map(|mux| mux_service::Listening::open(mux, &starter, identity, &mut passed, inherited.as_mut()))
+            .map(|mux| {
+                let remote = RemoteConfig::of(mux, config.fleet.as_ref());
+                let inherited = inherited.as_mut();
+                mux_service::Listening::open(mux, remote, &starter, identity, &mut passed, inherited)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         passed.finish();
         let dumps = config.control.as_ref().map(|control| match dumps_socket {
@@ -319,12 +324,14 @@ impl Supervisor {
             let started = Fleet::start(fleet, &ruleset, counters.clone());
             started.map_err(|error| Failure::System("fleet", error))
         };
-        let fleet = config.fleet.as_ref().map(start_fleet).transpose()?;
+        // Without a group, only muxes use the servers.
+        let in_group = config.fleet.as_ref().filter(|fleet| fleet.group.is_some());
+        let fleet = in_group.map(start_fleet).transpose()?;
         let start_group = |(fleet, rules): (&config::Fleet, &Arc<GroupRules>)| {
             let started = GroupThread::start(fleet, Arc::clone(rules), counters.clone());
             started.map_err(|error| Failure::System("group", error))
         };
-        let group = config.fleet.as_ref().zip(group_rules.as_ref()).map(start_group).transpose()?;
+        let group = in_group.zip(group_rules.as_ref()).map(start_group).transpose()?;
         let directory = (!config.routes.is_empty()).then(|| {
             let wakers = bells.iter().map(|bell| Waker::from(Arc::new(bell.clone()))).collect();
             Arc::new(Directory::new(wakers))

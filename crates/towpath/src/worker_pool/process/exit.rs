@@ -60,7 +60,7 @@ pub enum WorkerExit {
     },
     /// A worker on another machine has ended, or was not heard any more.
     #[error("{name}: {why}")]
-    Away {
+    Remote {
         /// Worker and host.
         name: String,
         /// How it ended.

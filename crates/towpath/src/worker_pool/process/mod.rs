@@ -1,5 +1,6 @@
 //! A worker process: start, attachment, and the messages that it holds.
 
+mod ahead;
 mod exit;
 mod rx_frames;
 
@@ -24,6 +25,7 @@ use super::tx_lease::TxLeases;
 use super::violation::Violation;
 use crate::control::commands::show_rings;
 use crate::process::{Child, Place, Program, Starter};
+use ahead::Ahead;
 pub use exit::WorkerExit;
 
 /// Time for a process to attach.
@@ -108,6 +110,7 @@ pub(super) struct Process {
     progress: u64,
     /// It has made progress since it was idle.
     moves: bool,
+    ahead: Ahead,
     served: bool,
     /// Taken from the core and not published for lack of space.
     waiting: VecDeque<Batch>,
@@ -189,6 +192,7 @@ impl Process {
             working: 0,
             progress: 0,
             moves: false,
+            ahead: Ahead::default(),
             served: false,
             waiting: VecDeque::new(),
             parts: VecDeque::new(),
@@ -215,7 +219,7 @@ impl Process {
             let reaped = PeerKey::Worker(self.child.id());
             self.tx_leases = self.rights.leases.then(|| TxLeases::of(&channel, reaped)).flatten();
             self.channel = Some(Reaper::shared().wrap(reaped, channel));
-            self.credit = self.child.away().map_or(CREDIT, |away| away.credit.clamp(1, CREDIT));
+            self.credit = self.child.remote_worker().map_or(CREDIT, |remote| remote.credit.clamp(1, CREDIT));
             let credit = self.credit;
             self.id = Some(driver.change(|mux, now| mux.clone_worker(credit, now)));
             return Ok(ProcessState::Attached);
@@ -266,8 +270,8 @@ impl Process {
             return WorkerExit::Violation { pid: self.child.id(), why };
         }
         let why = self.killed.map_or(how, |why| format!("killed: {why}"));
-        if let Some(away) = self.child.away() {
-            return WorkerExit::Away { name: away.name, why: away.end.unwrap_or(why) };
+        if let Some(remote) = self.child.remote_worker() {
+            return WorkerExit::Remote { name: remote.name, why: remote.end.unwrap_or(why) };
         }
         WorkerExit::Gone { pid: self.child.id(), why }
     }
@@ -304,9 +308,23 @@ impl Process {
         takes && self.working < self.credit && self.ended.len() < PENDING
     }
 
-    /// The round trip to a worker on another machine.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.child.away().map(|away| away.round_trip)
+    /// Learns the round trip to a worker on another machine.
+    pub(super) fn learn_round_trip(&mut self) -> Option<Duration> {
+        let trip = self.child.remote_worker()?.round_trip;
+        self.ahead.set_round_trip(trip);
+        Some(trip)
+    }
+
+    /// The name of the worker on another machine.
+    pub(super) fn remote_name(&self) -> Option<String> {
+        self.child.remote_worker().map(|remote| remote.name)
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_times(&mut self, round_trip: Duration, work: Duration) {
+        self.ahead = Ahead::default();
+        self.ahead.complete(1, work.as_nanos() as u64);
+        self.ahead.set_round_trip(round_trip);
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -389,7 +407,9 @@ impl Process {
             (self.progress, self.moves) = (now, true);
         }
         if all {
+            let before = self.working;
             self.settle(completions, id, now);
+            self.ahead.complete(before - self.working, now);
         }
         let oldest = self.out.front().copied().flatten();
         if let (Some(timeout), Some(oldest)) = (timeout, oldest)

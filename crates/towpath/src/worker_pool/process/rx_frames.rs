@@ -24,7 +24,7 @@ impl Process {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
         let events = self.wants_events();
         loop {
-            let count = mux.poll_batches(id, most, now, &mut self.batch);
+            let count = mux.poll_batches_ahead(id, most, self.ahead.messages(), now, &mut self.batch);
             for batch in self.batch.drain(..) {
                 match batch.first() {
                     // A worker without events has no use for it.
@@ -129,12 +129,13 @@ impl Process {
         if self.waiting.is_empty() && self.parts.is_empty() && !std::mem::take(&mut self.gave_room) {
             return;
         }
-        let most = channel.batch_max();
+        let (most, mut published) = (channel.batch_max(), false);
         // Before messages: a later message of the connection may be among these.
         while let Some(part) = self.parts.front() {
             let (ticket, bytes) = (part.view().ticket(), part.view().bytes().len());
             let stream = self.streams.entry(ticket).or_default();
             let Ok(seq) = send_part(channel, part, stream.parts + 1, epoch) else { break };
+            published = true;
             stream.parts += 1;
             let held = Out {
                 part: Some((part.kind, bytes)),
@@ -150,6 +151,7 @@ impl Process {
             self.out.push_back(Some(held));
             if self.working == 0 {
                 (self.progress, self.moves) = (now, false);
+                self.ahead.begin(now);
             }
             self.working += 1;
         }
@@ -178,6 +180,7 @@ impl Process {
             };
             match sent {
                 Ok(seq) => {
+                    published = true;
                     if self.out.is_empty() {
                         self.first = seq;
                     }
@@ -197,6 +200,7 @@ impl Process {
                     self.out.push_back(Some(held));
                     if self.working == 0 {
                         (self.progress, self.moves) = (now, false);
+                        self.ahead.begin(now);
                     }
                     self.working += count;
                 }
@@ -208,6 +212,9 @@ impl Process {
             }
             pass(&mut self.waiting, count);
         }
-        channel.kick();
+        match published {
+            true => channel.kick(),
+            false => channel.kick_for_room(),
+        }
     }
 }

@@ -37,7 +37,7 @@ pub(super) struct WorkerSlot {
     directory: PathBuf,
     rights: Rights,
     /// For a worker on another machine: it attaches when there is one.
-    away: bool,
+    remote: bool,
     /// Number of processes started.
     starts: u64,
     process: Option<Process>,
@@ -73,7 +73,7 @@ impl WorkerSlot {
             number,
             directory: directory.into(),
             rights,
-            away: false,
+            remote: false,
             starts: 0,
             process: None,
             next: None,
@@ -93,18 +93,18 @@ impl WorkerSlot {
     }
 
     /// A slot for a worker on another machine.
-    pub(super) fn away(number: usize, directory: &Path, rights: Rights) -> Self {
+    pub(super) fn remote(number: usize, directory: &Path, rights: Rights) -> Self {
         // Its end never prevents the start of the pool.
-        Self { away: true, attached_once: true, ..Self::new(number, directory, rights) }
+        Self { remote: true, attached_once: true, ..Self::new(number, directory, rights) }
     }
 
-    pub(super) const fn is_away(&self) -> bool {
-        self.away
+    pub(super) const fn is_remote(&self) -> bool {
+        self.remote
     }
 
-    /// The round trip to the worker on another machine.
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        self.process.as_ref().filter(|process| process.is_attached())?.round_trip()
+    /// Learns the round trip to the worker on another machine.
+    pub(super) fn learn_round_trip(&mut self) -> Option<Duration> {
+        self.process.as_mut().filter(|process| process.is_attached())?.learn_round_trip()
     }
 
     /// The slot of a token.
@@ -154,7 +154,7 @@ impl WorkerSlot {
         if let Some(old) = &mut self.old {
             old.check_retired(driver, clock);
         }
-        let waits = !self.away && self.all().any(|process| !process.is_attached());
+        let waits = !self.remote && self.all().any(|process| !process.is_attached());
         if !std::mem::take(&mut self.ready) && !waits {
             return;
         }
@@ -309,7 +309,7 @@ impl WorkerSlot {
     /// Returns true if a process has messages and runs on another CPU of this machine than this thread. An answer from another machine takes
     /// longer than a wake-up.
     pub(super) fn works_elsewhere(&self) -> bool {
-        !self.away && self.all().any(|process| process.is_working() && !process.shares_cpu())
+        !self.remote && self.all().any(|process| process.is_working() && !process.shares_cpu())
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -450,6 +450,16 @@ impl WorkerSlot {
     /// Process id of this worker.
     pub(super) fn pid(&self, id: worker::Id) -> Option<u32> {
         self.all().find(|process| process.is(id)).map(Process::pid)
+    }
+
+    /// The name of this worker, if it is on another machine.
+    pub(super) fn remote_name(&self, id: worker::Id) -> Option<String> {
+        self.all().find(|process| process.is(id))?.remote_name()
+    }
+
+    /// Number of messages that the process with this id holds.
+    pub(super) fn held_by(&self, pid: u32) -> usize {
+        self.all().filter(|process| process.pid() == pid).map(Process::working).sum()
     }
 
     /// Closes all processes.

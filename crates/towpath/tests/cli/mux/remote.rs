@@ -213,7 +213,10 @@ fn a_host_that_ends_answers_what_it_has() {
     within(|| {
         let _server = Server::start();
         let mut host = Host::start(&["--workers", "1"]);
-        let mux = front(&[]);
+        let directory = tempfile::tempdir().unwrap();
+        let control = directory.path().join("ctl.sock");
+        let control = control.to_str().unwrap();
+        let mux = front(&["--control", control]);
         let mut stream = mux.connect();
         ask(&mut stream, b"there");
         let gate = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -221,7 +224,12 @@ fn a_host_that_ends_answers_what_it_has() {
         stream.write_all(&message(body.as_bytes())).unwrap();
         let held = gate.accept().unwrap();
         kill(host.child.id(), Signal::TERM);
-        host.until("draining");
+        until(|| {
+            let shown =
+                towpath().args(["ctl", "--socket", control, "show", "mux", "--json"]).output().unwrap();
+            let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+            shown["mux"]["remote"]["hosts"][0]["leaving"] == true
+        });
         // The mux does not give it this one.
         let mut other = mux.connect();
         other.write_all(&message(b"other")).unwrap();
