@@ -231,6 +231,11 @@ impl Replica {
         self.stats.messages_republished += 1;
     }
 
+    /// The bus dropped messages, because it was faster than the caller. A missing batch is a gap.
+    pub fn dropped(&mut self, messages: u64) {
+        self.stats.messages_busy += messages;
+    }
+
     /// A replay did not end, or failed. A snapshot fills the gap.
     pub fn replay_failed(&mut self) {
         self.stats.replays_failed += 1;

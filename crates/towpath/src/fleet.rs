@@ -248,6 +248,7 @@ impl Member {
             wait = Duration::ZERO;
             self.take(incoming);
         }
+        self.replica.dropped(self.bus.take_dropped());
         self.changes();
         self.walk();
         self.send();
@@ -461,6 +462,10 @@ mod bus {
         }
 
         pub(super) fn has_room(&self) -> bool {
+            match self.0 {}
+        }
+
+        pub(super) fn take_dropped(&self) -> u64 {
             match self.0 {}
         }
     }

@@ -21,19 +21,18 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{
-    ANSWER, BusConfig, ClientThread, Gone, RETRY, SessionError, Told, connect, copies_messages, sender,
-    tables,
+    ANSWER, BusConfig, ClientQueues, ClientThread, Gone, RETRY, Rooms, SessionError, Told, connect,
+    copies_messages, sender, tables,
 };
 use crate::group::{CONTENT_MAX, GroupOutput, WriteError};
 
-/// Messages that wait for the server, and for the caller.
-const OUTBOUND: usize = 64;
-const INBOUND: usize = 64;
+/// Messages that wait for the server, and for the caller. They have up to 1 MiB each.
+const ROOMS: Rooms = Rooms { outbound: 64, inbound: 64, inbound_bytes: usize::MAX };
 
 /// Messages of one subscription that wait in the client while the caller checks a version. A message has up to 1 MiB, so that a peer could
 /// fill gigabytes with more of them. The client drops others: a status is sent again, and a question without an answer is refused. Messages
-/// of consumers are asked for in smaller batches, and none of them is dropped.
-const WAITING: usize = 256;
+/// of consumers are asked for in smaller batches, and none of them is dropped. Few wait for the server, because [`ROOMS`] has more.
+const QUEUES: ClientQueues = ClientQueues { inbound: 256, outbound: 32 };
 
 /// Revisions of the value that the bucket keeps, and its bytes.
 const HISTORY: i64 = 16;
@@ -103,7 +102,7 @@ impl GroupBus {
         let run = async move |outputs: &mut mpsc::Receiver<GroupOutput>, caller: &Caller| {
             GroupIncoming::Away(session(&config, outputs, caller).await)
         };
-        ClientThread::start("group-nats", (OUTBOUND, INBOUND), begin, run).map(Self)
+        ClientThread::start("group-nats", ROOMS, begin, run).map(Self)
     }
 
     /// Gives a message to the client.
@@ -127,7 +126,7 @@ async fn session(
     caller: &Caller,
 ) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(&config.server, &config.gate, WAITING, events).await {
+    let client = match connect(&config.server, &config.gate, QUEUES, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };

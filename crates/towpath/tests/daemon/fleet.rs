@@ -1,8 +1,10 @@
-//! A group of two gates with nats-server: a gate that is killed, a server that restarts or is away, and one that refuses a gate.
+//! A group of two gates with nats-server: a gate that is killed, a server that restarts, is away or does not read, and one that refuses
+//! a gate.
 
 mod copies;
 mod credentials;
 mod group;
+mod slow;
 mod snapshots;
 
 use std::io::{ErrorKind, Read, Write};
@@ -11,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath_fleet::Output;
 use towpath_fleet::nats::{Bus, BusConfig, Incoming, ServerConfig};
@@ -82,6 +84,10 @@ impl Server {
         let server = Self(command.spawn().unwrap());
         until(|| TcpStream::connect("127.0.0.1:4222").is_ok());
         server
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 }
 
