@@ -416,7 +416,7 @@ mod bus {
         Current(u64, Vec<u8>),
         Foreign(u64),
         Written(Result<u64, WriteError>),
-        TablesOpen(u64),
+        TablesOpen { made: u64, last: u64 },
         NothingFollows(u64),
         Entries { epoch: u64, seq: u64, pending: u64, table: String, from: String, bytes: Option<Vec<u8>> },
         Published(Result<u64, String>),
@@ -444,6 +444,10 @@ mod bus {
 
     impl GroupBus {
         pub(super) fn receive(&self, _: Duration) -> Option<GroupIncoming> {
+            match self.0 {}
+        }
+
+        pub(super) fn take_dropped(&self) -> u64 {
             match self.0 {}
         }
 

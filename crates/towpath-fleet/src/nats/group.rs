@@ -60,8 +60,13 @@ pub enum GroupIncoming {
     Foreign(u64),
     /// The value was written, or not.
     Written(Result<u64, WriteError>),
-    /// The stream of tables is open and has this last message.
-    TablesOpen(u64),
+    /// The stream of tables is open.
+    TablesOpen {
+        /// When it was made, in ns: another stream has another time.
+        made: u64,
+        /// Its last message.
+        last: u64,
+    },
     /// The stream has no message after the one that was asked for with this epoch.
     NothingFollows(u64),
     /// A message of a table.
@@ -117,6 +122,11 @@ impl GroupBus {
     pub fn receive(&self, wait: Duration) -> Option<GroupIncoming> {
         self.0.receive(wait)
     }
+
+    /// The number of messages that were dropped since the last call, because too many waited for the caller.
+    pub fn take_dropped(&self) -> u64 {
+        self.0.take_dropped()
+    }
 }
 
 /// One connection, until it ends.
@@ -166,8 +176,9 @@ async fn talk(
                     let written = write(client, group, base, content).await;
                     caller.tell(GroupIncoming::Written(written)).await
                 }
-                Some(GroupOutput::Follow { after, epoch }) => {
-                    let follow = tables::follow(client.clone(), group.clone(), (after, epoch), caller.clone());
+                Some(GroupOutput::Follow { made, after, epoch }) => {
+                    let from = tables::Start { made, after, epoch };
+                    let follow = tables::follow(client.clone(), group.clone(), from, caller.clone());
                     let before = following.replace(tokio::spawn(follow));
                     before.inspect(tokio::task::JoinHandle::abort);
                     Ok(())
@@ -184,6 +195,10 @@ async fn talk(
                 Some(Event::ServerError(ServerError::AuthorizationViolation)) => return Err(SessionError::Refused),
                 Some(Event::ServerError(error)) => {
                     caller.tell(GroupIncoming::Warning(format!("the server: {error}"))).await
+                }
+                Some(Event::SlowConsumer(_)) => {
+                    caller.dropped();
+                    Ok(())
                 }
                 Some(_) => Ok(()),
             },
