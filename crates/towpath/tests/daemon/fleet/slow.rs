@@ -80,9 +80,7 @@ fn a_server_that_does_not_read_makes_batches_wait_and_loses_none() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn messages_for_a_gate_that_does_not_read_are_dropped_and_counted() {
-    within(|| {
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         let ((one, _), (two, _)) = (client("a", "one"), client("b", "two"));
         // Twice as much as waits for a gate.
         let all = 2 * (BOUND / BATCH) as u64;
@@ -100,7 +98,11 @@ fn messages_for_a_gate_that_does_not_read_are_dropped_and_counted() {
             dropped += one.take_dropped();
             arrived.len() as u64 + dropped == all
         });
-        assert!(arrived.len() * BATCH <= BOUND && arrived.is_sorted(), "{} batches, {dropped} dropped", arrived.len());
+        assert!(
+            arrived.len() * BATCH <= BOUND && arrived.is_sorted(),
+            "{} batches, {dropped} dropped",
+            arrived.len()
+        );
         // Afterwards, messages arrive as before.
         two.send(batch(all)).unwrap();
         until(|| {
@@ -113,16 +115,13 @@ fn messages_for_a_gate_that_does_not_read_are_dropped_and_counted() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn states_that_are_made_while_the_server_does_not_read_reach_the_peer() {
-    within(|| {
-        let (left, right) = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let server = Server::start(directory.path());
+    with_server(|(left, right), _, server| {
         let files = [files(&gate("a", "one", 1), RULES), files(&gate("b", "two", 2), RULES)];
         let [one, two] = [0, 1].map(|at| Engine::start(files[at].path()));
         in_step(&one, 1);
         in_step(&two, 1);
         server.signal(Signal::STOP);
-        let mut ends = connection(&left, &right, 7);
+        let mut ends = connection(left, right, 7);
         assert!(exchange(&mut ends));
         server.signal(Signal::CONT);
         until(|| stat(&two, "created") == 1);
