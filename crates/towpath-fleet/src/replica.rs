@@ -79,8 +79,8 @@ pub trait Table {
 pub struct Settings {
     /// The name of the gate in its group.
     pub gate: String,
-    /// Different for each process of the gate, and larger for a later one. If it is smaller, because the wall clock was set back, peers
-    /// take its messages when they have not heard the process before for three seconds.
+    /// Different for each process of the group, and larger for a later one of the gate. If it is smaller, because the wall clock was set
+    /// back, peers take its messages when they have not heard the process before for three seconds.
     pub incarnation: u64,
     /// The states that are sent.
     pub replicate: Replicate,

@@ -213,9 +213,9 @@ impl World {
         self.now + self.bus.skew * gate as u32
     }
 
-    /// The wall clock of a gate in ns. No two processes begin in the same one.
+    /// The wall clock of a gate in ns. No two processes of the group begin in the same one.
     fn wall_clock(&self, gate: usize) -> u64 {
-        let clock = (self.now + WALL).as_nanos() + self.restarts;
+        let clock = (self.now + WALL).as_nanos() + self.restarts * GATES as u64 + gate as u64;
         clock.saturating_add_signed(self.wall[gate] * 1_000_000_000)
     }
 
