@@ -61,7 +61,7 @@ metrics! {
         pub messages_own_name: counter messages as "messages_refused" (reason = "own_name"),
         /// Messages that were refused, by reason: the server sent a copy of a message under another subject.
         pub messages_republished: counter messages as "messages_refused" (reason = "republished"),
-        /// Messages that were refused, by reason: too much waited for this gate. Missing batches are replayed, and chunks are requested again.
+        /// Messages that were refused, by reason: too much waited for this gate. A replay or a snapshot follows.
         pub messages_busy: counter messages as "messages_refused" (reason = "busy"),
         /// Batches that were received twice.
         pub repeated: counter messages,
