@@ -17,25 +17,30 @@
 //!
 //! A session is one connection. When it fails, the thread begins another one after one second. Channels between this thread and the caller
 //! are bounded, and the caller never waits for the network.
+//!
+//! Memory: a server that does not read fills [`OUTBOUND`] and the client, and further messages go back to the caller, which counts them. The
+//! thread takes messages of peers out of the client at once, so that no more wait there than one turn of the client reads from the socket.
+//! If the caller is slower, [`INBOUND_BYTES`] wait for it, and others are dropped and counted: the replica finds the gap.
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{fs, io, thread};
+use std::{fs, io};
 
 use async_nats::jetstream::{self, consumer, stream};
-use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, Message, ServerError};
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, Message, ServerError, Subscriber};
 use futures_util::StreamExt;
 use thiserror::Error;
 use tokio::sync::mpsc;
+use tokio::task::coop::unconstrained;
 use tokio::time::timeout;
 
 pub use self::group::{GroupBus, GroupIncoming};
+use self::thread::{ClientThread, Gone, Rooms, Told};
 use crate::{Channel, Output};
 
 mod group;
 mod tables;
+mod thread;
 
 /// Time between two sessions.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
@@ -43,12 +48,24 @@ pub(crate) const RETRY: Duration = Duration::from_secs(1);
 /// Time for a connection, and for an answer of the server.
 pub(crate) const ANSWER: Duration = Duration::from_secs(3);
 
-/// Messages that wait for the server, and for the caller.
+/// Messages that wait for the server. A chunk, the longest one, has up to 128 KiB: they are at most 32 MiB, and half as much in batches.
 const OUTBOUND: usize = 256;
-const INBOUND: usize = 1024;
 
-/// Messages of one subscription that wait in the client while the caller is busy. The client drops others, which is a gap.
-pub(crate) const WAITING: usize = 65_536;
+/// Messages and bytes that wait for the caller: three seconds of 200,000 new states a second.
+const INBOUND: usize = 16_384;
+const INBOUND_BYTES: usize = 64 << 20;
+
+/// Messages that wait in a client of NATS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientQueues {
+    /// Of each subscription. The client drops others and tells so.
+    pub(crate) inbound: usize,
+    /// For the server, with subscriptions and the like. With more, the sender waits.
+    pub(crate) outbound: usize,
+}
+
+/// Few messages for the server, because [`OUTBOUND`] wait before them. They have 8 MiB at most.
+const QUEUES: ClientQueues = ClientQueues { inbound: 16_384, outbound: 64 };
 
 /// Time and bytes of the stream.
 const STREAM_AGE: Duration = Duration::from_secs(60);
@@ -168,7 +185,8 @@ impl Bus {
         let run = async move |outputs: &mut mpsc::Receiver<Output>, caller: &Caller| {
             Incoming::Away(session(&config, outputs, caller).await)
         };
-        ClientThread::start("fleet-nats", (OUTBOUND, INBOUND), begin, run).map(Self)
+        let rooms = Rooms { outbound: OUTBOUND, inbound: INBOUND, inbound_bytes: INBOUND_BYTES };
+        ClientThread::start("fleet-nats", rooms, begin, run).map(Self)
     }
 
     /// Gives a message to the client.
@@ -181,132 +199,46 @@ impl Bus {
 
     /// Returns true if half of the client's room is free.
     pub fn has_room(&self) -> bool {
-        self.0.outbound.as_ref().is_some_and(|outbound| outbound.capacity() >= OUTBOUND / 2)
+        self.0.has_room()
     }
 
     /// Waits for the next message at most for `wait`.
     pub fn receive(&self, wait: Duration) -> Option<Incoming> {
         self.0.receive(wait)
     }
-}
 
-/// A client of NATS on a thread of its own, with bounded channels.
-#[derive(Debug)]
-struct ClientThread<O, I> {
-    outbound: Option<mpsc::Sender<O>>,
-    inbound: Option<Receiver<I>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl<O: Send + 'static, I: Send + 'static> ClientThread<O, I> {
-    /// `session` is one session; it returns what the caller is told at its end. `rooms`: messages for the server, and for the caller.
-    fn start(
-        name: &str,
-        rooms: (usize, usize),
-        begin: impl FnOnce() + Send + 'static,
-        session: impl AsyncFn(&mut mpsc::Receiver<O>, &Told<I>) -> I + Send + 'static,
-    ) -> io::Result<Self> {
-        let (outbound, mut outputs) = mpsc::channel(rooms.0);
-        let (incoming, inbound) = sync_channel(rooms.1);
-        let body = move || {
-            begin();
-            while !outputs.is_closed() {
-                let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-                    return;
-                };
-                let caller = Told(incoming.clone());
-                let ended = runtime.block_on(async {
-                    let away = session(&mut outputs, &caller).await;
-                    // Before the caller knows, so that it loses nothing that comes after.
-                    while outputs.try_recv().is_ok() {}
-                    let ended = caller.tell(away).await.is_err();
-                    ended || timeout(RETRY, outputs.recv()).await.is_ok_and(|output| output.is_none())
-                });
-                // Ends the tasks of the session.
-                drop(runtime);
-                if ended {
-                    return;
-                }
-            }
-        };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Self { outbound: Some(outbound), inbound: Some(inbound), thread: Some(thread) })
-    }
-
-    fn send(&self, output: O) -> Result<(), O> {
-        let Some(outbound) = &self.outbound else { return Err(output) };
-        outbound.try_send(output).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(output) | mpsc::error::TrySendError::Closed(output) => output,
-        })
-    }
-
-    fn receive(&self, wait: Duration) -> Option<I> {
-        match self.inbound.as_ref()?.recv_timeout(wait) {
-            Ok(incoming) => Some(incoming),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                // The thread has ended: the caller must not spin.
-                thread::sleep(wait);
-                None
-            }
-        }
-    }
-}
-
-impl<O, I> Drop for ClientThread<O, I> {
-    fn drop(&mut self) {
-        (self.outbound, self.inbound) = (None, None);
-        if let Some(thread) = self.thread.take() {
-            // A panic was already printed.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The caller has gone.
-struct Gone;
-
-struct Told<T>(SyncSender<T>);
-
-impl<T> Clone for Told<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
+    /// The number of messages that were dropped since the last call, because too much waited for the caller.
+    pub fn take_dropped(&self) -> u64 {
+        self.0.take_dropped()
     }
 }
 
 type Caller = Told<Incoming>;
 
-impl<T> Told<T> {
-    /// Waits for room, so that a slow caller lets the server drop messages, which is a gap.
-    async fn tell(&self, mut incoming: T) -> Result<(), Gone> {
-        loop {
-            match self.0.try_send(incoming) {
-                Ok(()) => return Ok(()),
-                Err(TrySendError::Disconnected(_)) => return Err(Gone),
-                Err(TrySendError::Full(back)) => incoming = back,
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+impl Caller {
+    /// A message that a gate has sent. It is dropped if there is no room.
+    fn message(&self, channel: Channel, message: &Message) -> Result<(), Gone> {
+        // A copy of a consumer.
+        let copied = message.reply.is_some();
+        let (incoming, bytes) = read(channel, message, copied);
+        self.offer(incoming, bytes)
+    }
+
+    /// A message of the stream. Waits for room: the stream keeps those that follow.
+    async fn replayed(&self, channel: Channel, message: &Message) -> Result<(), Gone> {
+        let (incoming, bytes) = read(channel, message, false);
+        self.tell_bytes(incoming, bytes).await
     }
 }
 
-impl Caller {
-    /// A message that a gate has sent.
-    async fn message(&self, channel: Channel, message: Message) -> Result<(), Gone> {
-        // A copy of a consumer.
-        if message.reply.is_some() {
-            return self.tell(Incoming::Republished { from: sender(&message) }).await;
-        }
-        self.replayed(channel, message).await
-    }
-
-    /// A message of the stream, or one that a gate has sent.
-    async fn replayed(&self, channel: Channel, message: Message) -> Result<(), Gone> {
-        let from = sender(&message);
-        if message.headers.is_some() {
-            return self.tell(Incoming::Republished { from }).await;
-        }
-        self.tell(Incoming::Message { channel, from, bytes: message.payload.to_vec() }).await
+/// What the caller is told of a message, and its bytes.
+fn read(channel: Channel, message: &Message, copied: bool) -> (Incoming, usize) {
+    let from = sender(message);
+    let bytes = message.payload.len() + from.len();
+    // A copy of another stream has headers.
+    match copied || message.headers.is_some() {
+        true => (Incoming::Republished { from }, bytes),
+        false => (Incoming::Message { channel, from, bytes: message.payload.to_vec() }, bytes),
     }
 }
 
@@ -318,7 +250,7 @@ fn sender(message: &Message) -> String {
 /// One connection, until it ends.
 async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, caller: &Caller) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(&config.server, &config.gate, WAITING, events).await {
+    let client = match connect(&config.server, &config.gate, QUEUES, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };
@@ -331,7 +263,7 @@ async fn session(config: &BusConfig, outputs: &mut mpsc::Receiver<Output>, calle
 pub(crate) async fn connect(
     config: &ServerConfig,
     name: &str,
-    waiting: usize,
+    queues: ClientQueues,
     events: mpsc::Sender<Event>,
 ) -> Result<Client, SessionError> {
     let mut options = ConnectOptions::new()
@@ -342,7 +274,8 @@ pub(crate) async fn connect(
         .no_echo()
         // A session is one connection.
         .max_reconnects(1)
-        .subscription_capacity(waiting)
+        .subscription_capacity(queues.inbound)
+        .client_capacity(queues.outbound)
         .event_callback(move |event| {
             let events = events.clone();
             async move {
@@ -409,9 +342,11 @@ async fn talk(
     let BusConfig { group, gate, .. } = config;
     let failed = |error: &dyn std::fmt::Display| SessionError::Client(error.to_string());
     let subscribe = async |subject: String| client.subscribe(subject).await.map_err(|error| failed(&error));
-    let mut states = subscribe(format!("towpath.{group}.states.*")).await?;
-    let mut requests = subscribe(format!("towpath.{group}.sync.{gate}.*")).await?;
-    let mut chunks = subscribe(format!("towpath.{group}.bulk.{gate}.*")).await?;
+    let subscribers = [
+        subscribe(format!("towpath.{group}.states.*")).await?,
+        subscribe(format!("towpath.{group}.sync.{gate}.*")).await?,
+        subscribe(format!("towpath.{group}.bulk.{gate}.*")).await?,
+    ];
     client.flush().await.map_err(|error| failed(&error))?;
     let stream = match timeout(ANSWER, open_stream(client, group)).await {
         Ok(Ok(stream)) => Some(stream),
@@ -426,31 +361,73 @@ async fn talk(
     };
     let info = client.server_info();
     let _ = caller.tell(Incoming::Connected(format!("{}:{}", info.host, info.port))).await;
+    // Neither a server that does not read nor a caller that does not keeps the others from their work.
+    let ended = tokio::select! {
+        // Not interrupted while there are messages: what waits in the client has no bound in bytes.
+        Gone = unconstrained(receive(subscribers, caller)) => Ok(()),
+        sent = send(config, client, stream, outputs, caller) => sent,
+        ended = watch(events, caller) => ended,
+    };
+    if ended.is_ok() {
+        let _ = timeout(ANSWER, client.flush()).await;
+    }
+    ended
+}
+
+/// Passes the messages of gates to the caller until that has gone.
+async fn receive([mut states, mut requests, mut chunks]: [Subscriber; 3], caller: &Caller) -> Gone {
     loop {
         let told = tokio::select! {
-            Some(message) = states.next() => caller.message(Channel::States, message).await,
-            Some(message) = requests.next() => caller.message(Channel::Request, message).await,
-            Some(message) = chunks.next() => caller.message(Channel::Chunk, message).await,
-            output = outputs.recv() => match output {
-                Some(Output::Replay { peer }) => {
-                    if let Some(stream) = stream.clone() {
-                        let subject = format!("towpath.{group}.states.{peer}");
-                        tokio::spawn(replay_within(stream, subject, peer, caller.clone()));
-                    }
-                    Ok(())
-                }
-                Some(output) => publish(config, client, output).await.map(|()| Ok(()))?,
-                None => Err(Gone),
-            },
-            event = events.recv() => match event {
-                Some(Event::Disconnected | Event::Closed) | None => return Err(SessionError::Ended),
-                Some(Event::ServerError(ServerError::AuthorizationViolation)) => return Err(SessionError::Refused),
-                Some(Event::ServerError(error)) => caller.tell(Incoming::Warning(format!("the server: {error}"))).await,
-                Some(_) => Ok(()),
-            },
+            Some(message) = states.next() => caller.message(Channel::States, &message),
+            Some(message) = requests.next() => caller.message(Channel::Request, &message),
+            Some(message) = chunks.next() => caller.message(Channel::Chunk, &message),
+            // The client has ended, as its events say.
+            else => std::future::pending().await,
         };
         if told.is_err() {
-            let _ = timeout(ANSWER, client.flush()).await;
+            return Gone;
+        }
+    }
+}
+
+/// Sends what the caller has for the server, until the caller has gone.
+async fn send(
+    config: &BusConfig,
+    client: &Client,
+    stream: Option<stream::Stream>,
+    outputs: &mut mpsc::Receiver<Output>,
+    caller: &Caller,
+) -> Result<(), SessionError> {
+    while let Some(output) = outputs.recv().await {
+        match (output, &stream) {
+            (Output::Replay { peer }, Some(stream)) => {
+                let subject = format!("towpath.{}.states.{peer}", config.group);
+                tokio::spawn(replay_within(stream.clone(), subject, peer, caller.clone()));
+            }
+            (output, _) => publish(config, client, output).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Waits for the end of the connection, or of the caller.
+async fn watch(events: &mut mpsc::Receiver<Event>, caller: &Caller) -> Result<(), SessionError> {
+    loop {
+        let told = match events.recv().await {
+            Some(Event::Disconnected | Event::Closed) | None => return Err(SessionError::Ended),
+            Some(Event::ServerError(ServerError::AuthorizationViolation)) => {
+                return Err(SessionError::Refused);
+            }
+            Some(Event::ServerError(error)) => {
+                caller.tell(Incoming::Warning(format!("the server: {error}"))).await
+            }
+            Some(Event::SlowConsumer(_)) => {
+                caller.dropped();
+                Ok(())
+            }
+            Some(_) => Ok(()),
+        };
+        if told.is_err() {
             return Ok(());
         }
     }
@@ -533,7 +510,7 @@ async fn replay(stream: stream::Stream, subject: String, caller: Caller) -> Resu
             let message = message?;
             pending = message.info()?.pending;
             some = true;
-            if caller.replayed(Channel::States, message.message).await.is_err() {
+            if caller.replayed(Channel::States, &message).await.is_err() {
                 return Ok(());
             }
         }

@@ -15,6 +15,9 @@ const MAX_GAPS: usize = 64;
 /// How long the shortest difference counts, once or twice.
 const DRIFT: Duration = Duration::from_secs(60);
 
+/// Processes of a peer that have ended and are remembered.
+const ENDED: usize = 4;
+
 /// A peer that is silent for longer is not shown as one.
 pub(crate) const SILENT: Duration = Duration::from_secs(3);
 
@@ -37,6 +40,8 @@ pub(crate) enum Arrival {
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) sender: Sender,
+    /// The incarnations of the processes before, the last one first.
+    ended: [u64; ENDED],
     /// The next sequence number.
     next: u64,
     /// Batches that are missing, as ranges without their ends.
@@ -55,6 +60,7 @@ impl Peer {
     pub(crate) fn new(sender: Sender, now: Time) -> Self {
         Self {
             sender,
+            ended: [0; ENDED],
             next: 0,
             gaps: Vec::new(),
             overflow: false,
@@ -65,10 +71,20 @@ impl Peer {
         }
     }
 
+    /// Returns true if a message is of a process before the one that was heard last: a replay has its batches, too. Incarnations increase,
+    /// unless the wall clock of the peer was set back.
+    pub(crate) fn is_earlier(&self, incarnation: u64) -> bool {
+        let current = self.sender.incarnation;
+        incarnation < current || incarnation != current && self.ended.contains(&incarnation)
+    }
+
     /// A message of the peer. Returns its age.
     pub(crate) fn hears(&mut self, sender: Sender, now: Time) -> Duration {
         if sender.incarnation != self.sender.incarnation {
-            *self = Self::new(sender, now);
+            let mut ended = self.ended;
+            ended.rotate_right(1);
+            ended[0] = self.sender.incarnation;
+            *self = Self { ended, ..Self::new(sender, now) };
         }
         (self.sender, self.heard) = (sender, now);
         if now.since(self.period) >= DRIFT {

@@ -79,7 +79,8 @@ pub trait Table {
 pub struct Settings {
     /// The name of the gate in its group.
     pub gate: String,
-    /// Different for each process of the gate, and larger for a later one.
+    /// Different for each process of the group, and larger for a later one of the gate. If it is smaller, because the wall clock was set
+    /// back, peers take its messages when they have not heard the process before for three seconds.
     pub incarnation: u64,
     /// The states that are sent.
     pub replicate: Replicate,
@@ -231,6 +232,11 @@ impl Replica {
         self.stats.messages_republished += 1;
     }
 
+    /// The bus dropped messages, because it was faster than the caller. A missing batch is a gap.
+    pub fn dropped(&mut self, messages: u64) {
+        self.stats.messages_busy += messages;
+    }
+
     /// A replay did not end, or failed. A snapshot fills the gap.
     pub fn replay_failed(&mut self) {
         self.stats.replays_failed += 1;
@@ -276,8 +282,8 @@ impl Replica {
         }
         let Message { sender, kind, records } = message;
         let peer = self.peers.entry(from.to_owned()).or_insert_with(|| Peer::new(sender, now));
-        // A replay has batches of the process before, too. Incarnations increase, unless the clock of the peer was set back.
-        if sender.incarnation < peer.sender.incarnation && !peer.is_silent(now) {
+        // If the last process is silent, the other one may have begun after it.
+        if peer.is_earlier(sender.incarnation) && !peer.is_silent(now) {
             return self.stats.repeated += 1;
         }
         let returns = peer.is_silent(now) && !peer.is_whole();

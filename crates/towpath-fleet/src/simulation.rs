@@ -19,6 +19,9 @@ const FLOWS: u8 = 6;
 const TICK: Duration = Duration::from_millis(5);
 const SCAN: Duration = Duration::from_secs(1);
 
+/// The wall clock of a gate when its own begins: its processes have the time of their start as incarnation.
+const WALL: Duration = Duration::from_secs(1_700_000_000);
+
 /// Files with the same rules under other numbers.
 const RULES: [&str; GATES] = [
     "add 100 deny udp from any to any 99\nadd 200 allow ip from any to any keep-state lifetime 3000",
@@ -145,6 +148,8 @@ enum Step {
     Split(usize),
     /// A gate is killed, and begins again without states.
     Restart(usize),
+    /// The wall clock of a gate is set forwards or back by these seconds.
+    Jump { gate: usize, seconds: i32 },
 }
 
 struct World {
@@ -154,6 +159,8 @@ struct World {
     hosts: Vec<Host>,
     replicas: Vec<Replica>,
     away: [bool; GATES],
+    /// Seconds by which the wall clock of each gate was set.
+    wall: [i64; GATES],
     moving: Vec<Moving>,
     stream: Vec<(Time, usize, Vec<u8>)>,
     scanned: Time,
@@ -183,8 +190,9 @@ impl World {
             bus,
             seed,
             hosts: (0..GATES).map(|at| Host::new(at, now)).collect(),
-            replicas: (0..GATES).map(|at| replica(at, at as u64 + 1)).collect(),
+            replicas: Vec::new(),
             away: [false; GATES],
+            wall: [0; GATES],
             moving: Vec::new(),
             stream: Vec::new(),
             scanned: now,
@@ -193,8 +201,9 @@ impl World {
             closed: HashSet::new(),
         };
         for gate in 0..GATES {
-            let now = world.time(gate);
-            world.replicas[gate].connect(now);
+            let mut replica = replica(gate, world.wall_clock(gate));
+            replica.connect(world.time(gate));
+            world.replicas.push(replica);
         }
         world
     }
@@ -202,6 +211,12 @@ impl World {
     /// The clock of a replica.
     fn time(&self, gate: usize) -> Time {
         self.now + self.bus.skew * gate as u32
+    }
+
+    /// The wall clock of a gate in ns. No two processes of the group begin in the same one.
+    fn wall_clock(&self, gate: usize) -> u64 {
+        let clock = (self.now + WALL).as_nanos() + self.restarts * GATES as u64 + gate as u64;
+        clock.saturating_add_signed(self.wall[gate] * 1_000_000_000)
     }
 
     fn random(&mut self, below: u64) -> u64 {
@@ -259,12 +274,13 @@ impl World {
             Step::Restart(gate) => {
                 self.restarts += 1;
                 self.hosts[gate] = Host::new(gate, self.now);
-                self.replicas[gate] = replica(gate, 100 + self.restarts);
+                self.replicas[gate] = replica(gate, self.wall_clock(gate));
                 if !self.away[gate] {
                     let now = self.time(gate);
                     self.replicas[gate].connect(now);
                 }
             }
+            Step::Jump { gate, seconds } => self.wall[gate] += i64::from(seconds),
         }
     }
 

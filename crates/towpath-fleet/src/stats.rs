@@ -61,6 +61,8 @@ metrics! {
         pub messages_own_name: counter messages as "refused" (reason = "own_name"),
         /// Messages that were refused, by reason: the server sent a copy of a message under another subject.
         pub messages_republished: counter messages as "refused" (reason = "republished"),
+        /// Messages that were refused, by reason: too much waited for this gate. A replay or a snapshot follows.
+        pub messages_busy: counter messages as "refused" (reason = "busy"),
         /// Batches that were received twice.
         pub repeated: counter messages,
         /// Gaps in the sequence of a peer's batches.

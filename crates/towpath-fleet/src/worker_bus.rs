@@ -18,8 +18,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{sleep_until, timeout};
 
-use crate::nats::{ANSWER, RETRY, ServerConfig, SessionError, WAITING, connect};
+use crate::nats::{ANSWER, ClientQueues, RETRY, ServerConfig, SessionError, connect};
 use crate::workers::Outgoing;
+
+/// Messages that wait in the client.
+const QUEUES: ClientQueues = ClientQueues { inbound: 65_536, outbound: 2048 };
 
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
@@ -76,7 +79,7 @@ pub fn run(
         let mut bus = Bus { subject, subjects, ready, out: Vec::new() };
         while !side.is_over() {
             let (events, mut happened) = mpsc::channel(64);
-            let connecting = connect(config, name, WAITING, events);
+            let connecting = connect(config, name, QUEUES, events);
             let Some(connected) = bus.meanwhile(side, connecting).await? else { break };
             let error = match connected {
                 Ok(client) => bus.serve(&client, side, &mut happened).await?,

@@ -248,6 +248,7 @@ impl Member {
             wait = Duration::ZERO;
             self.take(incoming);
         }
+        self.replica.dropped(self.bus.take_dropped());
         self.changes();
         self.walk();
         self.send();
@@ -425,7 +426,7 @@ mod bus {
         Current(u64, Vec<u8>),
         Foreign(u64),
         Written(Result<u64, WriteError>),
-        TablesOpen(u64),
+        TablesOpen { made: u64, last: u64 },
         NothingFollows(u64),
         Entries { epoch: u64, seq: u64, pending: u64, table: String, from: String, bytes: Option<Vec<u8>> },
         Published(Result<u64, String>),
@@ -456,6 +457,10 @@ mod bus {
             match self.0 {}
         }
 
+        pub(super) fn take_dropped(&self) -> u64 {
+            match self.0 {}
+        }
+
         pub(super) fn send(&self, _: GroupOutput) -> Result<(), GroupOutput> {
             match self.0 {}
         }
@@ -471,6 +476,10 @@ mod bus {
         }
 
         pub(super) fn has_room(&self) -> bool {
+            match self.0 {}
+        }
+
+        pub(super) fn take_dropped(&self) -> u64 {
             match self.0 {}
         }
     }

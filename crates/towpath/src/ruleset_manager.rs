@@ -22,6 +22,7 @@ use towpath_gate::{
 use towpath_wire::Time;
 
 pub use self::clock::Clock;
+pub use self::group_tables::write_entries;
 use self::listings::Listings;
 use self::recheck::Recheck;
 pub use self::recheck::Rechecks;

@@ -52,8 +52,8 @@ pub enum ContentError {
     Name,
     /// The files are too long.
     #[error(
-        "the files have {0} bytes, and a version has at most {CONTENT_MAX}; keep the entries of tables out of the rule \
-         file, and load them with `towpath ctl fleet table NAME load FILE`"
+        "the files have {0} bytes, and a version has at most 960 KiB ({CONTENT_MAX} bytes); create tables without entries in \
+         the rule file, and load their entries with `towpath ctl fleet table NAME load FILE`"
     )]
     TooLong(usize),
 }
@@ -147,6 +147,11 @@ mod tests {
         let long = Content { config: Part::default(), rules: part("r", CONTENT_MAX) };
         let Err(ContentError::TooLong(bytes)) = long.encode() else { panic!("not too long") };
         assert!(bytes > CONTENT_MAX);
+        let text = ContentError::TooLong(bytes).to_string();
+        assert!(
+            text.contains("at most 960 KiB (983040 bytes)") && text.contains("fleet table NAME load"),
+            "{text}"
+        );
         let strange = Content { config: Part::default(), rules: part("r\nconfig 0 ", 1) };
         assert_eq!(strange.encode(), Err(ContentError::Name));
         assert_eq!(Content::decode(b"towpath-group 2\n"), Err(ContentError::Version));

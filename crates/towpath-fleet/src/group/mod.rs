@@ -84,6 +84,8 @@ pub enum GroupOutput {
     },
     /// The messages of tables.
     Follow {
+        /// In the stream that was made then. If there is another one, the bus tells.
+        made: u64,
         /// Those after this one.
         after: u64,
         /// They come with this number: those of an earlier reading may still wait.
@@ -362,6 +364,11 @@ impl Group {
                 }
             }
         }
+    }
+
+    /// The bus dropped messages, because it was faster than the caller. A status is sent again, and a question without an answer is refused.
+    pub fn dropped(&mut self, messages: u64) {
+        self.stats.messages_busy += messages;
     }
 
     /// The server sent a message of another gate once more.

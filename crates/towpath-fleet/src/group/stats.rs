@@ -31,6 +31,8 @@ metrics! {
         pub messages_own_name: counter messages as "refused" (reason = "own_name"),
         /// Messages about the configuration that were refused, by reason: the server sent a copy of a message.
         pub messages_republished: counter messages as "refused" (reason = "republished"),
+        /// Messages about the configuration that were refused, by reason: too many waited while this gate checked a version.
+        pub messages_busy: counter messages as "refused" (reason = "busy"),
     }
 }
 

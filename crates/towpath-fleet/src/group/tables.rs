@@ -192,24 +192,85 @@ struct Load {
     lines: String,
 }
 
+/// How far a gate has read the stream. A later process that has the entries of this moment continues with the next message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// When the stream was made.
+    pub made: u64,
+    /// The last message that was applied.
+    pub seq: u64,
+    /// A load has begun and is not complete.
+    pub loading: bool,
+    /// The tables whose entries come from the group.
+    pub tables: Vec<TablePosition>,
+}
+
+/// What a gate knows of a table beside its entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TablePosition {
+    /// The name.
+    pub name: String,
+    /// The rules have no such table, or one of another type.
+    pub missing: bool,
+    /// Bytes of changes since the last load or snapshot.
+    pub changed: u64,
+    /// A load that began before this message is dropped.
+    pub loads_from: u64,
+    /// The gate that published the last change.
+    pub from: String,
+}
+
 /// The tables of a group.
 #[derive(Debug, Default)]
 pub struct Tables {
     tables: BTreeMap<String, Held>,
     loads: VecDeque<Load>,
+    /// When the stream was made; 0: none was read.
+    made: u64,
     /// The last message.
     seq: u64,
     /// The last message before this gate began to catch up: it has seen all messages up to it, and none is missing since.
     begun: u64,
     caught_up: bool,
+    /// The process before had a part of a load, which this one has not.
+    unsure: bool,
+    /// The rest of that load has come.
+    again: bool,
     problem: Option<String>,
     stats: TableStats,
 }
 
 impl Tables {
-    /// A session has begun: the bus sends the messages after the one that this returns. `last`: the last one that the stream has.
-    pub fn connect(&mut self, last: u64) -> u64 {
-        if last < self.seq {
+    /// Continues where a process before was.
+    pub fn restore(&mut self, position: &Position) {
+        let Position { made, seq, loading, ref tables } = *position;
+        (self.made, self.seq, self.begun, self.unsure) = (made, seq, seq, loading);
+        for table in tables.iter().filter(|table| is_name(&table.name)).take(TABLES) {
+            let TablePosition { ref name, missing, changed, loads_from, ref from } = *table;
+            let changed = usize::try_from(changed).unwrap_or(usize::MAX);
+            let held = Held { missing, changed, loads_from, from: from.clone(), ..Held::default() };
+            self.tables.insert(name.clone(), held);
+        }
+    }
+
+    /// Where this gate is; `None` while it catches up.
+    pub fn position(&self) -> Option<Position> {
+        let table = |(name, held): (&String, &Held)| TablePosition {
+            name: name.clone(),
+            missing: held.missing,
+            changed: held.changed as u64,
+            loads_from: held.loads_from,
+            from: held.from.clone(),
+        };
+        let tables = || self.tables.iter().map(table).collect();
+        let Self { made, seq, .. } = *self;
+        self.caught_up.then(|| Position { made, seq, loading: !self.loads.is_empty(), tables: tables() })
+    }
+
+    /// A session has begun: the bus sends the messages after the one that this returns. `made`: when the stream was made, `last`: the last
+    /// message that it has.
+    pub fn connect(&mut self, made: u64, last: u64) -> u64 {
+        if std::mem::replace(&mut self.made, made) != made || last < self.seq {
             // Another stream, with other numbers: its messages are applied to the tables as they are.
             self.seq = 0;
             self.loads.clear();
@@ -235,11 +296,24 @@ impl Tables {
     pub fn rules_changed(&mut self) -> bool {
         let again = self.tables.values().any(|held| held.missing);
         if again {
-            self.tables.clear();
-            self.loads.clear();
-            (self.seq, self.begun, self.caught_up) = (0, 0, false);
+            self.begin_again();
         }
         again
+    }
+
+    /// Returns true, once, if the stream must be read again from its beginning, because this process lacks a part of a load.
+    pub fn take_again(&mut self) -> bool {
+        let again = std::mem::take(&mut self.again);
+        if again {
+            self.begin_again();
+        }
+        again
+    }
+
+    fn begin_again(&mut self) {
+        self.tables.clear();
+        self.loads.clear();
+        (self.seq, self.begun, self.caught_up) = (0, 0, false);
     }
 
     /// Why a load was refused, once.
@@ -250,6 +324,11 @@ impl Tables {
     /// Number of the last message that was applied.
     pub fn seq(&self) -> u64 {
         self.seq
+    }
+
+    /// When the stream was made, and the number of its last message that was applied.
+    pub fn reached(&self) -> (u64, u64) {
+        (self.made, self.seq)
     }
 
     /// All messages of the stream have been applied.
@@ -364,6 +443,7 @@ impl Tables {
             other => {
                 self.stats.loads_incomplete += u64::from(other.is_some());
                 if index != 0 {
+                    self.again |= std::mem::take(&mut self.unsure);
                     return None;
                 }
                 Load {

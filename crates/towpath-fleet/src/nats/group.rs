@@ -21,19 +21,18 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{
-    ANSWER, BusConfig, ClientThread, Gone, RETRY, SessionError, Told, connect, copies_messages, sender,
-    tables,
+    ANSWER, BusConfig, ClientQueues, ClientThread, Gone, RETRY, Rooms, SessionError, Told, connect,
+    copies_messages, sender, tables,
 };
 use crate::group::{CONTENT_MAX, GroupOutput, WriteError};
 
-/// Messages that wait for the server, and for the caller.
-const OUTBOUND: usize = 64;
-const INBOUND: usize = 64;
+/// Messages that wait for the server, and for the caller. They have up to 1 MiB each.
+const ROOMS: Rooms = Rooms { outbound: 64, inbound: 64, inbound_bytes: usize::MAX };
 
 /// Messages of one subscription that wait in the client while the caller checks a version. A message has up to 1 MiB, so that a peer could
 /// fill gigabytes with more of them. The client drops others: a status is sent again, and a question without an answer is refused. Messages
-/// of consumers are asked for in smaller batches, and none of them is dropped.
-const WAITING: usize = 256;
+/// of consumers are asked for in smaller batches, and none of them is dropped. Few wait for the server, because [`ROOMS`] has more.
+const QUEUES: ClientQueues = ClientQueues { inbound: 256, outbound: 32 };
 
 /// Revisions of the value that the bucket keeps, and its bytes.
 const HISTORY: i64 = 16;
@@ -61,8 +60,13 @@ pub enum GroupIncoming {
     Foreign(u64),
     /// The value was written, or not.
     Written(Result<u64, WriteError>),
-    /// The stream of tables is open and has this last message.
-    TablesOpen(u64),
+    /// The stream of tables is open.
+    TablesOpen {
+        /// When it was made, in ns: another stream has another time.
+        made: u64,
+        /// Its last message.
+        last: u64,
+    },
     /// The stream has no message after the one that was asked for with this epoch.
     NothingFollows(u64),
     /// A message of a table.
@@ -103,7 +107,7 @@ impl GroupBus {
         let run = async move |outputs: &mut mpsc::Receiver<GroupOutput>, caller: &Caller| {
             GroupIncoming::Away(session(&config, outputs, caller).await)
         };
-        ClientThread::start("group-nats", (OUTBOUND, INBOUND), begin, run).map(Self)
+        ClientThread::start("group-nats", ROOMS, begin, run).map(Self)
     }
 
     /// Gives a message to the client.
@@ -118,6 +122,11 @@ impl GroupBus {
     pub fn receive(&self, wait: Duration) -> Option<GroupIncoming> {
         self.0.receive(wait)
     }
+
+    /// The number of messages that were dropped since the last call, because too many waited for the caller.
+    pub fn take_dropped(&self) -> u64 {
+        self.0.take_dropped()
+    }
 }
 
 /// One connection, until it ends.
@@ -127,7 +136,7 @@ async fn session(
     caller: &Caller,
 ) -> SessionError {
     let (events, mut happened) = mpsc::channel(64);
-    let client = match connect(&config.server, &config.gate, WAITING, events).await {
+    let client = match connect(&config.server, &config.gate, QUEUES, events).await {
         Ok(client) => client,
         Err(error) => return error,
     };
@@ -167,8 +176,9 @@ async fn talk(
                     let written = write(client, group, base, content).await;
                     caller.tell(GroupIncoming::Written(written)).await
                 }
-                Some(GroupOutput::Follow { after, epoch }) => {
-                    let follow = tables::follow(client.clone(), group.clone(), (after, epoch), caller.clone());
+                Some(GroupOutput::Follow { made, after, epoch }) => {
+                    let from = tables::Start { made, after, epoch };
+                    let follow = tables::follow(client.clone(), group.clone(), from, caller.clone());
                     let before = following.replace(tokio::spawn(follow));
                     before.inspect(tokio::task::JoinHandle::abort);
                     Ok(())
@@ -185,6 +195,10 @@ async fn talk(
                 Some(Event::ServerError(ServerError::AuthorizationViolation)) => return Err(SessionError::Refused),
                 Some(Event::ServerError(error)) => {
                     caller.tell(GroupIncoming::Warning(format!("the server: {error}"))).await
+                }
+                Some(Event::SlowConsumer(_)) => {
+                    caller.dropped();
+                    Ok(())
                 }
                 Some(_) => Ok(()),
             },

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use tokio::time::timeout;
 
 use super::group::{Caller, GroupIncoming, INACTIVE};
-use super::{ANSWER, Gone, RETRY, copies_messages};
+use super::{ANSWER, RETRY, copies_messages};
 use crate::group::tables::Publication;
 
 /// Bytes of the stream. When it is full, the server refuses messages.
@@ -25,8 +25,8 @@ fn stream_of(group: &str) -> String {
     format!("towpath-{group}-tables")
 }
 
-/// Opens the stream; the first gate makes it.
-async fn open(client: &Client, group: &str) -> Result<stream::Stream, async_nats::Error> {
+/// Opens the stream; the first gate makes it. Returns it, and when it was made in ns.
+async fn open(client: &Client, group: &str) -> Result<(stream::Stream, u64), async_nats::Error> {
     let config = stream::Config {
         name: stream_of(group),
         subjects: vec![format!("towpath.{group}.table.*.*")],
@@ -44,16 +44,17 @@ async fn open(client: &Client, group: &str) -> Result<stream::Stream, async_nats
         let wrong = "takes messages from elsewhere or sends them elsewhere; delete it";
         return Err(format!("the stream {name} was not made by a gate: it {wrong}").into());
     }
-    Ok(stream)
+    let made = stream.cached_info().created.unix_timestamp_nanos() as u64;
+    Ok((stream, made))
 }
 
 /// Opens the stream and tells the caller its last message. The caller then asks to follow it.
 pub(super) async fn look(client: Client, group: String, caller: Caller) {
     loop {
         let error = match open(&client, &group).await {
-            Ok(stream) => {
+            Ok((stream, made)) => {
                 let last = stream.cached_info().state.last_sequence;
-                let _ = caller.tell(GroupIncoming::TablesOpen(last)).await;
+                let _ = caller.tell(GroupIncoming::TablesOpen { made, last }).await;
                 return;
             }
             Err(error) => error,
@@ -66,12 +67,19 @@ pub(super) async fn look(client: Client, group: String, caller: Caller) {
     }
 }
 
-/// Passes the messages after `after` to the caller, until the session ends.
-pub(super) async fn follow(client: Client, group: String, (after, epoch): (u64, u64), caller: Caller) {
-    let mut after = after;
+/// Where reading begins: in the stream that was made then, after this message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) made: u64,
+    pub(super) after: u64,
+    pub(super) epoch: u64,
+}
+
+/// Passes messages to the caller, until the session ends or there is another stream. Then it tells the caller that one.
+pub(super) async fn follow(client: Client, group: String, mut from: Start, caller: Caller) {
     loop {
-        let error = match messages(&client, &group, (&mut after, epoch), &caller).await {
-            Ok(Gone) => return,
+        let error = match messages(&client, &group, &mut from, &caller).await {
+            Ok(Over) => return,
             Err(error) => error,
         };
         let problem = format!("no entries of tables: {error}; this gate continues with those that it has");
@@ -82,16 +90,25 @@ pub(super) async fn follow(client: Client, group: String, (after, epoch): (u64, 
     }
 }
 
+/// The caller has gone, or the stream is another one.
+struct Over;
+
 async fn messages(
     client: &Client,
     group: &str,
-    (after, epoch): (&mut u64, u64),
+    from: &mut Start,
     caller: &Caller,
-) -> Result<Gone, async_nats::Error> {
-    let stream = open(client, group).await?;
+) -> Result<Over, async_nats::Error> {
+    let epoch = from.epoch;
+    let (stream, made) = open(client, group).await?;
+    if made != from.made {
+        let last = stream.cached_info().state.last_sequence;
+        let _ = caller.tell(GroupIncoming::TablesOpen { made, last }).await;
+        return Ok(Over);
+    }
     let config = consumer::pull::Config {
         ack_policy: consumer::AckPolicy::None,
-        deliver_policy: consumer::DeliverPolicy::ByStartSequence { start_sequence: *after + 1 },
+        deliver_policy: consumer::DeliverPolicy::ByStartSequence { start_sequence: from.after + 1 },
         inactive_threshold: INACTIVE,
         memory_storage: true,
         ..Default::default()
@@ -99,7 +116,7 @@ async fn messages(
     let consumer = stream.create_consumer(config).await?;
     let nothing = GroupIncoming::NothingFollows(epoch);
     if consumer.cached_info().num_pending == 0 && caller.tell(nothing).await.is_err() {
-        return Ok(Gone);
+        return Ok(Over);
     }
     let mut messages = consumer.stream().max_messages_per_batch(BATCH).heartbeat(RETRY).messages().await?;
     while let Some(message) = messages.next().await {
@@ -109,14 +126,14 @@ async fn messages(
         let expected = message.headers.as_ref().and_then(|headers| headers.get(NATS_EXPECTED_STREAM));
         let written = expected.map(|stream| stream.as_str()) == Some(&*stream_of(group));
         let mut words = message.subject.rsplit('.');
-        let (from, table) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let (from, table) = (from.to_owned(), table.to_owned());
+        let (gate, table) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let (gate, table) = (gate.to_owned(), table.to_owned());
         // A message that no gate has published counts, and has no content.
         let bytes = written.then(|| message.payload.to_vec());
-        *after = seq;
-        let entries = GroupIncoming::Entries { epoch, seq, pending, table, from, bytes };
+        from.after = seq;
+        let entries = GroupIncoming::Entries { epoch, seq, pending, table, from: gate, bytes };
         if caller.tell(entries).await.is_err() {
-            return Ok(Gone);
+            return Ok(Over);
         }
     }
     Err("the server ended the consumer".into())

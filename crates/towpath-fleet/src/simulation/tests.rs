@@ -28,13 +28,14 @@ fn step() -> impl Strategy<Value = Step> {
         10 => (0_u16..1_500).prop_map(Step::Wait),
         2 => (0..GATES).prop_map(Step::Split),
         1 => (0..GATES).prop_map(Step::Restart),
+        1 => (0..GATES, -1_000_000..1_000_000).prop_map(|(gate, seconds)| Step::Jump { gate, seconds }),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(48), ..ProptestConfig::default() })]
 
-    /// After any loss, delay, order, split and restart, the gates have the same states, each once, and none has counted a packet twice.
+    /// After any loss, delay, order, split, restart and jump of a wall clock, the gates have the same states, each once, and none has counted a packet twice.
     #[test]
     fn the_tables_of_all_gates_converge(bus in bus(), seed in any::<u64>(), steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new(bus, seed);
@@ -242,6 +243,47 @@ fn a_state_that_is_removed_at_one_gate_is_removed_at_all() {
     world.step(udp(2, 0, true));
     world.step(Step::Wait(100));
     assert_eq!([0, 1].map(|gate| world.table(gate)[&1000]), [(true, [1, 1]); 2]);
+}
+
+/// Gate 0 begins again after its wall clock was set by these seconds. Then a batch of it is lost.
+fn with_a_clock_that_was_set(seconds: i32) {
+    let mut world = World::new(CALM, 12);
+    world.step(Step::Wait(3_000));
+    world.step(udp(0, 0, false));
+    world.step(udp(0, 0, true));
+    world.step(Step::Wait(100));
+    world.step(Step::Jump { gate: 0, seconds });
+    world.step(Step::Wait(1_000));
+    assert!((0..GATES).all(|gate| world.replicas[gate].is_in_step()), "a jump alone changes nothing");
+    world.step(Step::Restart(0));
+    world.step(udp(0, 1, false));
+    world.step(udp(0, 1, true));
+    // The peers take its messages after three seconds, and answer when it asks again.
+    world.step(Step::Wait(12_000));
+    for gate in 0..GATES {
+        assert!(world.replicas[gate].is_in_step(), "{seconds} s at {gate}: {:?}", world.replicas[gate]);
+        assert_eq!(world.table(gate).len(), 2, "{seconds} s at {gate}");
+    }
+    let before = world.replicas[1].stats(world.time(1));
+    world.bus.lost = 100;
+    world.step(udp(0, 2, false));
+    world.step(udp(0, 2, true));
+    world.step(Step::Wait(30));
+    world.bus.lost = 0;
+    world.step(Step::Wait(1_500));
+    // The stream has batches of the process before, too: they are not those of another one.
+    let stats = world.replicas[1].stats(world.time(1));
+    assert_eq!(
+        (stats.replayed, stats.snapshots),
+        (before.replayed + 1, before.snapshots),
+        "{seconds} s: {stats:?}"
+    );
+    assert!(world.replicas[1].is_in_step() && world.table(1).len() == 3, "{seconds} s");
+}
+
+#[test]
+fn a_gate_begins_again_after_its_wall_clock_was_set() {
+    [-3_600, -2, 0, 3_600].into_iter().for_each(with_a_clock_that_was_set);
 }
 
 /// Changes the versions of a message and of its records.

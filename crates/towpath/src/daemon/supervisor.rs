@@ -7,8 +7,7 @@ mod start;
 mod state_log;
 mod upgrade;
 
-use std::io;
-use std::os::unix::net::UnixStream;
+use std::io::{self, PipeReader};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -153,9 +152,9 @@ pub struct Supervisor {
     /// A socket of `sockets` was readable.
     connecting: bool,
     channels: u32,
-    stop: UnixStream,
-    hup: UnixStream,
-    usr2: UnixStream,
+    stop: PipeReader,
+    hup: PipeReader,
+    usr2: PipeReader,
     kept: Capabilities,
     starter: Starter,
     launcher: Option<Arc<Launcher>>,
@@ -492,7 +491,7 @@ enum States {
     Left,
 }
 
-fn is_signalled(stop: &UnixStream) -> bool {
+fn is_signalled(stop: &PipeReader) -> bool {
     idle_wait(&mut [PollFd::new(stop, PollFlags::IN)], Duration::ZERO)
 }
 

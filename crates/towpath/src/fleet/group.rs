@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use towpath_fleet::group::tables::Position;
 use towpath_fleet::group::{
     CONTENT_MAX, Content, GateVersion, Group, GroupOutput, GroupStats, Local, TableStats,
 };
@@ -21,6 +22,7 @@ use towpath_gate::rules::Diagnostic;
 use towpath_wire::Time;
 
 pub use self::desk::{GroupCommand, GroupDesk, GroupDone, Unknown};
+use self::saved::{Saved, Saver};
 use self::tables::GroupTables;
 use super::bus;
 use crate::config::{self, Config, GroupKeys, Rules};
@@ -30,6 +32,7 @@ use crate::ruleset_manager::RulesetManager;
 use crate::snapshot::Saving;
 
 pub mod desk;
+mod saved;
 mod tables;
 
 /// Longest time for which the thread waits for a message.
@@ -76,6 +79,8 @@ pub struct GroupRules {
 pub struct Held {
     local: Config,
     applied: Option<(u64, Content)>,
+    /// How far the entries are that this gate began with, until the thread starts.
+    position: Option<Position>,
 }
 
 impl GroupRules {
@@ -83,7 +88,7 @@ impl GroupRules {
     /// not come from a group.
     pub fn open(config: &Config, ruleset: &Arc<RulesetManager>) -> Option<Arc<Self>> {
         let file = config.fleet.as_ref()?.configuration.clone()?;
-        let held = Held { local: config.clone(), applied: None };
+        let held = Held { local: config.clone(), applied: None, position: None };
         let this = Self { ruleset: Arc::clone(ruleset), file, held: Mutex::new(held) };
         match read(&this.file) {
             Ok(None) => tracing::info!("{}: no version of the group yet", this.file.display()),
@@ -101,7 +106,33 @@ impl GroupRules {
                 this.file.display()
             ),
         }
+        match Saved::read(&saved::beside(&this.file)) {
+            Ok(None) => {}
+            Ok(Some(saved)) => this.restore(saved),
+            Err(error) => tracing::warn!(
+                "{}: the tables of the group cannot be read, and have the entries of the rule file until this gate is connected: \
+                 {error}",
+                saved::beside(&this.file).display()
+            ),
+        }
         Some(Arc::new(this))
+    }
+
+    /// Begins with the entries of tables of a file.
+    fn restore(&self, mut saved: Saved) {
+        let mut entries = 0;
+        for (table, lines) in saved.tables().filter(|(table, _)| !table.missing) {
+            match self.ruleset.load_group_entries(&table.name, lines) {
+                Ok(()) => entries += lines.lines().count(),
+                Err(found) => {
+                    table.missing = true;
+                    let (name, reason) = (&table.name, self::lines(&found[..found.len().min(1)]));
+                    tracing::warn!("table {name} of the group: its saved entries do not fit: {reason}");
+                }
+            }
+        }
+        tracing::info!("{entries} entries of tables of the group, as they were saved");
+        self.hold().position = Some(saved.position);
     }
 
     /// What this gate has from the group. While it is held, no version is applied.
@@ -240,10 +271,12 @@ impl GroupThread {
         let begun = Instant::now();
         // Another process of this gate begins at another time.
         let incarnation = since.as_nanos() as u64;
+        let position = rules.hold().position.take();
         let mut member = Member {
+            saver: Saver::new(saved::beside(&rules.file), position.as_ref()),
             group: Group::new(&config.gate, incarnation, applied),
             gate: config.gate.clone(),
-            tables: GroupTables::new(&rules.ruleset, incarnation),
+            tables: GroupTables::new(&rules.ruleset, incarnation, position.as_ref()),
             known: false,
             rules: Applier(rules),
             bus,
@@ -263,6 +296,7 @@ impl GroupThread {
             while !stopped.load(Ordering::Relaxed) {
                 member.turn();
             }
+            member.finish();
         };
         let thread = thread::Builder::new().name("group".to_owned()).spawn(body)?;
         Ok(Self { stop, thread: Some(thread) })
@@ -286,6 +320,7 @@ struct Member {
     group: Group,
     gate: String,
     tables: GroupTables,
+    saver: Saver,
     /// The version of the group is known, or that there is none.
     known: bool,
     rules: Applier,
@@ -315,6 +350,7 @@ impl Member {
             wait = Duration::ZERO;
             self.take(incoming);
         }
+        self.group.dropped(self.bus.take_dropped());
         let now = self.now();
         if let Some(command) = self.desk.next() {
             self.begin(&command, now);
@@ -331,9 +367,20 @@ impl Member {
         if let Some(done) = self.tables.poll_done() {
             self.desk.finish(Ok(done));
         }
+        let (tables, rules) = (self.tables.tables(), &self.rules.0.ruleset);
+        if let Some(problem) = self.saver.poll(|| tables.position(), tables.reached(), rules) {
+            self.tell(problem);
+        }
         if self.shows.elapsed() >= SHOW {
             self.shows = Instant::now();
             self.show();
+        }
+    }
+
+    fn finish(&mut self) {
+        let position = self.tables.tables().position();
+        if let Some(problem) = self.saver.finish(position, &self.rules.0.ruleset) {
+            self.tell(problem);
         }
     }
 
@@ -406,9 +453,9 @@ impl Member {
                 ));
             }
             bus::GroupIncoming::Written(written) => self.group.written(written, now),
-            bus::GroupIncoming::TablesOpen(last) => {
+            bus::GroupIncoming::TablesOpen { made, last } => {
                 self.problem = None;
-                self.tables.open(last);
+                self.tables.open(made, last);
             }
             bus::GroupIncoming::NothingFollows(epoch) => self.tables.nothing_follows(epoch),
             bus::GroupIncoming::Entries { epoch, seq, pending, table, from, bytes } => {

@@ -112,13 +112,25 @@ impl RulesetManager {
         Ok(())
     }
 
+    /// A table as it is now.
+    pub fn table(&self, table: &str) -> Option<Table> {
+        self.book().ruleset.table(table).cloned()
+    }
+
     /// The entries of a table as lines `KEY VALUE`.
     pub fn entry_lines(&self, table: &str) -> Option<String> {
-        let table = self.book().ruleset.table(table)?.clone();
         let mut text = String::new();
-        for (key, value) in Listing::new(&table).iter_from(0) {
-            let _ = writeln!(text, "{} {}", table.show_key(&key), table.show_value(&value));
-        }
+        write_entries(&self.table(table)?, |line| text.push_str(line));
         Some(text)
+    }
+}
+
+/// Passes the entries of a table to `take` as lines `KEY VALUE`.
+pub fn write_entries(table: &Table, mut take: impl FnMut(&str)) {
+    let mut line = String::new();
+    for (key, value) in Listing::new(table).iter_from(0) {
+        line.clear();
+        let _ = writeln!(line, "{} {}", table.show_key(&key), table.show_value(&value));
+        take(&line);
     }
 }

@@ -1,9 +1,11 @@
-//! A group of two gates with nats-server: a gate that is killed, a server that restarts or is away, and one that refuses a gate.
+//! A group of two gates with nats-server: a gate that is killed, a server that restarts, is away or does not read, and one that refuses
+//! a gate.
 
 mod copies;
 mod credentials;
 mod group;
 mod remote_workers;
+mod slow;
 mod snapshots;
 
 use std::io::{ErrorKind, Read, Write};
@@ -12,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use towpath_fleet::Output;
 use towpath_fleet::nats::{Bus, BusConfig, Incoming, ServerConfig};
@@ -29,7 +31,7 @@ const RULES: &str = "add 100 allow layer2 mac-type arp\nadd 200 check-state\n\
 const RENUMBERED: &str = "add 10 allow layer2 mac-type arp\nadd 20 check-state\n\
                           add 30 allow tcp from any to any setup recv wan keep-state\n";
 
-/// The permissions of the guide: a gate publishes under its name only.
+/// The permissions of the guide: a gate publishes under its name only. The user `c` may publish everything, but is no gate.
 const SERVER: &str = r#"
 listen: "127.0.0.1:4222"
 jetstream { store_dir: "DIRECTORY" }
@@ -57,6 +59,7 @@ authorization {
                 "$JS.API.STREAM.INFO.towpath-edge", "$JS.API.STREAM.CREATE.towpath-edge",
                 "$JS.API.CONSUMER.CREATE.towpath-edge", "$JS.API.CONSUMER.MSG.NEXT.towpath-edge.*"]
       subscribe: ["towpath.edge.states.*", "towpath.edge.sync.b.*", "towpath.edge.bulk.b.*", "towpath.edge.config.*", "_INBOX.>"] } }
+    { user: c, password: three }
   ]
 }
 "#;
@@ -87,6 +90,10 @@ impl Server {
         until(|| TcpStream::connect("127.0.0.1:4222").is_ok());
         server
     }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
 }
 
 impl Drop for Server {
@@ -94,6 +101,15 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Runs a test in a namespace with two machines, between which the gates are, a directory, and a server that keeps its data there.
+fn with_server(test: impl FnOnce(&(Host, Host), &Path, Server) + Send) {
+    within(|| {
+        let paths = two_paths();
+        let directory = tempfile::tempdir().unwrap();
+        test(&paths, directory.path(), Server::start(directory.path()));
+    });
 }
 
 /// The configuration of a gate between the interfaces `wanN` and `lanN`.
@@ -162,10 +178,7 @@ fn connection(left: &Host, right: &Host, port: u16) -> [TcpStream; 2] {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_connection_continues_through_the_other_gate() {
-    within(|| {
-        let (left, right) = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|(left, right), _, _server| {
         let first = files(&gate("a", "one", 1), RULES);
         let second = files(&gate("b", "two", 2), RENUMBERED);
         let (mut one, two) = (Engine::start(first.path()), Engine::start(second.path()));
@@ -174,7 +187,7 @@ fn a_connection_continues_through_the_other_gate() {
         assert_eq!(fleet(&two)["peers"][0]["same_rules"], true);
         // The server permits all that a gate does.
         assert!(fleet(&one)["warning"].is_null() && fleet(&two)["warning"].is_null(), "{}", fleet(&one));
-        let mut ends = connection(&left, &right, 7);
+        let mut ends = connection(left, right, 7);
         assert!(exchange(&mut ends));
         until(|| stat(&two, "created") == 1);
         one.signal(Signal::KILL);
@@ -237,10 +250,7 @@ fn gates_continue_while_the_server_is_away_and_catch_up() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_gate_that_the_server_refuses_says_so() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         let files = files(&gate("a", "wrong", 1), RULES);
         let engine = Engine::start(files.path());
         until(|| {
@@ -256,10 +266,7 @@ fn a_gate_that_the_server_refuses_says_so() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_gate_cannot_send_under_the_name_of_another() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         // The user `b` in the place of `a`.
         let config = gate("b", "two", 1).replace("gate = \"b\"", "gate = \"a\"");
         let files = files(&config, RULES);
@@ -310,9 +317,7 @@ fn client(gate: &str, password: &str) -> (Bus, Option<String>) {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn the_permissions_of_the_guide_allow_a_replay() {
-    within(|| {
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         let ((one, refused), (two, _)) = (client("a", "one"), client("b", "two"));
         assert_eq!(refused, None);
         let sent: Vec<_> = (0..100_u8).map(|number| vec![number]).collect();

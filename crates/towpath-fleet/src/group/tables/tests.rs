@@ -44,6 +44,7 @@ impl Entries for Maps {
 /// The stream of one table.
 #[derive(Default)]
 struct Stream {
+    made: u64,
     last: u64,
     messages: Vec<(u64, String, Vec<u8>)>,
 }
@@ -60,7 +61,7 @@ impl Stream {
 
     /// Sends the gate what it has not got.
     fn feed(&self, gate: &mut (Tables, Maps), connect: bool) {
-        let after = if connect { gate.0.connect(self.last) } else { gate.0.seq() };
+        let after = if connect { gate.0.connect(self.made, self.last) } else { gate.0.seq() };
         let left: Vec<_> = self.messages.iter().filter(|(seq, ..)| *seq > after).collect();
         if left.is_empty() {
             gate.0.catch_up();
@@ -136,7 +137,7 @@ proptest! {
     #[test]
     fn hostile_messages_are_bounded(bytes in prop::collection::vec(any::<Vec<u8>>(), 1..50), kind in 0_u8..3) {
         let mut tables = Tables::default();
-        tables.connect(1000);
+        tables.connect(1, 1000);
         for (seq, bytes) in bytes.iter().enumerate() {
             let message = [MAGIC, &[VERSION, OLDEST, kind, 0][..], bytes].concat();
             tables.message(seq as u64 + 1, ("T", "a"), &message, 1, &mut Maps::default());
@@ -167,7 +168,7 @@ fn a_long_list_is_cut_at_the_ends_of_lines() {
 #[test]
 fn loads_are_complete_or_refused() {
     let (mut tables, mut maps) = (Tables::default(), Maps::default());
-    tables.connect(0);
+    tables.connect(1, 0);
     let list: String = (0..100_000).map(|at| format!("{at} 12345678\n")).collect();
     let parts = load("T", 1, &list).messages;
     // Two gates at the same time, one of which loses a part.
@@ -257,7 +258,7 @@ fn two_loads(order: [(&str, usize); 4]) {
 #[test]
 fn a_load_that_is_not_complete_is_not_cut_by_a_snapshot() {
     let (mut tables, mut maps) = (Tables::default(), Maps::default());
-    tables.connect(0);
+    tables.connect(1, 0);
     let lines = format!("add 1 {}\n", "2".repeat(1000)).repeat(LINES_MAX / 1007);
     for seq in 1..20 {
         tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
@@ -287,7 +288,7 @@ fn a_load_that_is_not_complete_is_not_cut_by_a_snapshot() {
 #[test]
 fn a_change_that_is_not_kept_is_not_lost_with_a_snapshot() {
     let (mut tables, mut maps) = (Tables::default(), Maps::default());
-    tables.connect(1000);
+    tables.connect(1, 1000);
     let lines = format!("add 1 {}\n", "2".repeat(LINES_MAX - 10));
     let kept = (LOG_MAX / lines.len()) as u64;
     for seq in 1..=kept {
@@ -307,18 +308,25 @@ fn a_change_that_is_not_kept_is_not_lost_with_a_snapshot() {
     assert_eq!((maps.tables["T"].len(), tables.stats().messages_malformed), (2, 1));
 }
 
-#[test]
-fn another_stream_begins_with_its_own_numbers() {
+/// A gate that has read 22 messages, of which the last one is the first part of a load.
+fn of_a_stream() -> (Tables, Maps) {
     let mut gate = (Tables::default(), Maps::default());
-    let mut stream = Stream::default();
+    let mut stream = Stream { made: 1, ..Stream::default() };
     (0..20).for_each(|key| stream.publish("a", change("T", &format!("add {key} 1"))));
     stream.publish("a", load("T", 1, "7 1"));
     stream.feed(&mut gate, true);
     let first_part = load("T", 1, &"1 2\n".repeat(LINES_MAX)).messages.remove(0);
     gate.0.message(22, ("T", "a"), &first_part, 0, &mut gate.1);
     assert_eq!(gate.0.loads.len(), 1);
-    // The messages before the snapshot are forgotten.
+    gate
+}
+
+#[test]
+fn another_stream_begins_with_its_own_numbers() {
+    let mut gate = of_a_stream();
+    // The server may have another clock than before.
     let mut other = Stream::default();
+    // The messages before the snapshot are forgotten.
     other.publish("b", change("T", "add 8 1"));
     other.publish("b", snapshot("T", 1, "8 1"));
     other.publish("b", change("T", "add 9 1"));
@@ -328,9 +336,23 @@ fn another_stream_begins_with_its_own_numbers() {
 }
 
 #[test]
+fn another_stream_may_have_more_messages() {
+    let mut gate = of_a_stream();
+    let mut other = Stream { made: 2, ..Stream::default() };
+    (0..30).for_each(|key| other.publish("b", change("T", &format!("add {key} 2"))));
+    other.feed(&mut gate, true);
+    assert_eq!(gate.1.tables["T"].values().filter(|value| *value == "2").count(), 30);
+    // The same stream is not read twice.
+    let messages = gate.0.stats().messages;
+    other.publish("b", change("T", "add 30 2"));
+    other.feed(&mut gate, true);
+    assert_eq!((gate.0.stats().messages, gate.1.tables["T"].len()), (messages + 1, 31));
+}
+
+#[test]
 fn many_changes_are_worth_a_snapshot() {
     let (mut tables, mut maps) = (Tables::default(), Maps::default());
-    tables.connect(0);
+    tables.connect(1, 0);
     let lines = "add 1 2\n".repeat(LINES_MAX / 8);
     for seq in 1..20 {
         tables.message(seq, ("T", "a"), &change("T", &lines).messages[0], 0, &mut maps);
@@ -341,4 +363,66 @@ fn many_changes_are_worth_a_snapshot() {
         }
     }
     panic!("no snapshot after 10 MB of changes");
+}
+
+/// A gate whose process ends, and another one that has its entries and its position.
+fn restarted((tables, maps): &(Tables, Maps)) -> (Tables, Maps) {
+    let mut gate = (Tables::default(), maps.clone());
+    gate.0.restore(&tables.position().unwrap());
+    gate
+}
+
+#[test]
+fn another_process_continues_with_the_next_message() {
+    let mut stream = Stream { made: 1, ..Stream::default() };
+    let mut gate = (Tables::default(), Maps::default());
+    (0..20).for_each(|key| stream.publish("a", change("T", &format!("add {key} 1"))));
+    stream.feed(&mut gate, true);
+    let mut next = restarted(&gate);
+    assert_eq!(next.0.position(), None, "it has not caught up");
+    (10..30).for_each(|key| stream.publish("b", change("T", &format!("add {key} 2"))));
+    stream.feed(&mut next, true);
+    stream.feed(&mut gate, false);
+    assert_eq!((&next.1, next.0.stats().messages), (&gate.1, 20));
+    assert_eq!(next.0.position(), gate.0.position());
+    // The stream has forgotten what was after it: a snapshot follows.
+    let mut next = restarted(&gate);
+    stream.publish("a", change("T", "add 99 1"));
+    stream.feed(&mut gate, false);
+    stream.publish("a", snapshot("T", stream.last, &lines(gate.1.tables.get("T"))));
+    stream.feed(&mut next, true);
+    assert_eq!(next.1, gate.1);
+    // Another stream, and one that this process has never seen: from the beginning.
+    for made in [1, 2] {
+        let mut next = restarted(&gate);
+        let mut other = Stream { made, ..Stream::default() };
+        (0..50).for_each(|key| other.publish("b", change("T", &format!("add {key} 3"))));
+        other.feed(&mut next, true);
+        let again = usize::from(made == 2) * 50;
+        let new = if again > 0 { again } else { 50 - gate.0.seq() as usize };
+        assert_eq!(next.0.stats().messages, new as u64);
+    }
+}
+
+#[test]
+fn a_load_whose_first_part_came_to_the_process_before_is_read_again() {
+    let mut stream = Stream { made: 1, ..Stream::default() };
+    let mut gate = (Tables::default(), Maps::default());
+    let load = long_load(1);
+    let part = |at: usize| Publication {
+        messages: vec![load.messages[at].clone()],
+        forget: Forget::Nothing,
+        ..load.clone()
+    };
+    stream.publish("a", change("T", "add 1 2"));
+    stream.publish("a", part(0));
+    stream.feed(&mut gate, true);
+    let mut next = restarted(&gate);
+    stream.publish("a", part(1));
+    stream.feed(&mut gate, false);
+    stream.feed(&mut next, true);
+    assert!(next.0.take_again());
+    stream.feed(&mut next, true);
+    assert!(!next.0.take_again());
+    assert_eq!((&next.1, next.1.tables["T"].len()), (&gate.1, LINES_MAX / 8));
 }

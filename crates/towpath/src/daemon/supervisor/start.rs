@@ -2,8 +2,7 @@
 //!
 //! Order: open ports and sockets, drop the capabilities that are no longer needed, start threads and processes.
 
-use std::io;
-use std::os::unix::net::UnixStream;
+use std::io::{self, PipeReader};
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
@@ -589,7 +588,7 @@ fn restore(
     path: &Path,
     saved: io::Result<Option<Vec<u8>>>,
     policy: StatePolicy,
-    stop: &UnixStream,
+    stop: &PipeReader,
 ) {
     let file = path.display();
     match saved {

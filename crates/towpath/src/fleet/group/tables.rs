@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use towpath_fleet::group::GroupOutput;
-use towpath_fleet::group::tables::{self, Entries, Publication, Tables};
+use towpath_fleet::group::tables::{self, Entries, Position, Publication, Tables};
 
 use super::desk::GroupDone;
 use crate::ruleset_manager::RulesetManager;
@@ -41,8 +41,8 @@ pub(super) struct GroupTables {
     tables: Tables,
     rules: Rules,
     connected: bool,
-    /// The last message of the stream, once it is open.
-    open: Option<u64>,
+    /// When the stream was made, and its last message, once it is open.
+    open: Option<(u64, u64)>,
     following: bool,
     /// How often the stream was followed from some message on. Messages of an earlier time may still wait.
     epoch: u64,
@@ -52,10 +52,14 @@ pub(super) struct GroupTables {
 }
 
 impl GroupTables {
-    /// `load` is a number that no earlier process of this gate has reached.
-    pub(super) fn new(ruleset: &Arc<RulesetManager>, load: u64) -> Self {
+    /// `load` is a number that no earlier process of this gate has reached. `position`: how far the entries are that it begins with.
+    pub(super) fn new(ruleset: &Arc<RulesetManager>, load: u64, position: Option<&Position>) -> Self {
+        let mut tables = Tables::default();
+        if let Some(position) = position {
+            tables.restore(position);
+        }
         Self {
-            tables: Tables::default(),
+            tables,
             rules: Rules(Arc::clone(ruleset)),
             connected: false,
             open: None,
@@ -86,17 +90,18 @@ impl GroupTables {
         })
     }
 
-    /// The stream is open.
-    pub(super) fn open(&mut self, last: u64) {
-        self.open = Some(last);
+    /// The stream that was made then is open.
+    pub(super) fn open(&mut self, made: u64, last: u64) {
+        let before = self.open.replace((made, last));
+        self.following &= before.is_some_and(|(before, _)| before == made);
     }
 
     /// Follows the stream once the rules of the group are known.
     pub(super) fn poll_follow(&mut self) -> Option<GroupOutput> {
-        let last = self.open.filter(|_| !self.following)?;
+        let (made, last) = self.open.filter(|_| !self.following)?;
         self.following = true;
         self.epoch += 1;
-        Some(GroupOutput::Follow { after: self.tables.connect(last), epoch: self.epoch })
+        Some(GroupOutput::Follow { made, after: self.tables.connect(made, last), epoch: self.epoch })
     }
 
     /// The rules have changed.
@@ -129,10 +134,15 @@ impl GroupTables {
             return None;
         }
         // The stream may be read again from its beginning.
-        self.open = self.open.max(Some(seq));
+        if let Some((_, last)) = &mut self.open {
+            *last = seq.max(*last);
+        }
         match bytes {
             Some(bytes) => self.tables.message(seq, names, bytes, pending, &mut self.rules),
             None => self.tables.republished(seq, pending),
+        }
+        if self.tables.take_again() {
+            self.following = false;
         }
         self.tables.take_problem()
     }
@@ -221,19 +231,19 @@ mod tests {
     #[test]
     fn messages_of_an_earlier_reading_are_ignored() {
         let ruleset = manager("add allow ip from any to any\n");
-        let mut tables = GroupTables::new(&ruleset, 0);
+        let mut tables = GroupTables::new(&ruleset, 0, None);
         tables.connect();
-        tables.open(2);
+        tables.open(7, 2);
         let first = payload(tables.change("T", "add 192.0.2.1\n", false).unwrap());
         let second = payload(tables.change("T", "add 192.0.2.2\n", false).unwrap());
-        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { after: 0, epoch: 1 }));
+        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { made: 7, after: 0, epoch: 1 }));
         let names = ("T", "a");
         tables.message((1, 1), names, Some(&first), 1);
         // The rules get the table, and the stream is read again, before the second message of the first reading has come.
         ruleset.command("table T create type addr").unwrap();
         tables.rules_changed();
         tables.message((1, 2), names, Some(&second), 0);
-        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { after: 0, epoch: 2 }));
+        assert_eq!(tables.poll_follow(), Some(GroupOutput::Follow { made: 7, after: 0, epoch: 2 }));
         tables.message((1, 2), names, Some(&second), 0);
         tables.nothing_follows(1);
         assert!(!tables.tables().is_caught_up());

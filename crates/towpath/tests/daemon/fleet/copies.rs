@@ -4,11 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use towpath_fleet::nats::Incoming;
-use towpath_port::netns::within;
-
-use super::{Server, client};
+use super::{client, with_server};
 use crate::support::until;
+use towpath_fleet::nats::Incoming;
 
 /// A plain client of NATS.
 pub(super) struct Plain(BufReader<TcpStream>);
@@ -32,8 +30,14 @@ impl Plain {
         self.say(&format!("PUB {subject} {reply} {}\r\n{text}", text.len()));
     }
 
+    /// Publishes with the header that names the stream.
+    pub(super) fn publish_to(&mut self, stream: &str, subject: &str, text: &str) {
+        let head = format!("NATS/1.0\r\nNats-Expected-Stream: {stream}\r\n\r\n");
+        self.say(&format!("HPUB {subject} {} {}\r\n{head}{text}", head.len(), head.len() + text.len()));
+    }
+
     /// A request of JetStream. Returns the answer.
-    fn request(&mut self, subject: &str, text: &str) -> String {
+    pub(super) fn request(&mut self, subject: &str, text: &str) -> String {
         self.publish(subject, "_INBOX.plain", text);
         loop {
             let line = self.line();
@@ -54,9 +58,7 @@ impl Plain {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn copies_of_messages_under_other_names_are_refused() {
-    within(|| {
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         let mut thief = Plain::connect("b", "two");
         // What `b` publishes comes once more under the name of `a`.
         let stream = r#"{"name":"towpath-edge","subjects":["towpath.edge.states.b"],"storage":"memory",

@@ -4,10 +4,9 @@ use std::path::Path;
 use std::process::Output;
 
 use rustix::process::Signal;
-use towpath_port::netns::within;
 
 use super::copies::Plain;
-use super::{SERVER, Server, fleet, two_paths};
+use super::{Server, fleet, with_server};
 use crate::live::machines::*;
 use crate::support::until;
 
@@ -77,11 +76,7 @@ fn entries(engine: &Engine, table: &str) -> usize {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_version_reaches_all_gates_and_survives_the_server_and_restarts() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let server = Server::start(path);
+    with_server(|_, path, server| {
         let (files, [one, two]) = two();
         let file = write(path, "edge.ipfw", RULES);
         let said = apply(&one, &file).unwrap();
@@ -127,11 +122,7 @@ fn a_version_reaches_all_gates_and_survives_the_server_and_restarts() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_version_that_one_gate_refuses_is_applied_nowhere() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let _server = Server::start(path);
+    with_server(|_, path, _server| {
         let files = [gate("a", "one", 1, "[offload]\n"), gate("b", "two", 2, "")];
         let [one, two] = [0, 1].map(|at| Engine::start(files[at].path()));
         in_touch(&one, 2);
@@ -148,6 +139,13 @@ fn a_version_that_one_gate_refuses_is_applied_nowhere() {
         for engine in [&one, &two] {
             has(engine, 1, &[100, 200, 65535]);
         }
+        // A list of addresses as rules.
+        let rules = (0..30_000).map(|at| format!("add deny ip from 10.1.{}.{} to any\n", at / 256, at % 256));
+        let error = apply(&one, &write(path, "long.ipfw", &rules.collect::<String>())).unwrap_err();
+        assert!(
+            error.contains("at most 960 KiB") && error.contains("`towpath ctl fleet table NAME load FILE`"),
+            "{error}"
+        );
         // A file of a gate, and keys that are not the group's.
         let bad = write(path, "files.ipfw", "table t create type addr\ntable t load /etc/passwd\n");
         assert!(apply(&one, &bad).unwrap_err().contains("files.ipfw:2:"));
@@ -161,11 +159,7 @@ fn a_version_that_one_gate_refuses_is_applied_nowhere() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn of_two_versions_at_the_same_time_at_most_one_is_applied() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let _server = Server::start(path);
+    with_server(|_, path, _server| {
         let (_files, engines) = two();
         let names = ["first", "second"];
         let files: Vec<_> = (0..2_usize)
@@ -197,11 +191,7 @@ fn of_two_versions_at_the_same_time_at_most_one_is_applied() {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn entries_of_a_table_reach_all_gates() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let server = Server::start(path);
+    with_server(|_, path, server| {
         let (files, [one, two]) = two();
         let rules = write(path, "edge.ipfw", RULES);
         assert!(apply(&one, &rules).is_ok());
@@ -230,6 +220,7 @@ fn entries_of_a_table_reach_all_gates() {
         until(|| entries(&one, "blocked") == 30_001 && entries(&two, "blocked") == 30_001);
         // A gate that joins has the same ones.
         two.stop();
+        std::fs::remove_file(files[1].path().join("group.tables")).unwrap();
         let two = Engine::start(files[1].path());
         until(|| entries(&two, "blocked") == 30_001);
         // Without a server, gates continue with the entries that they have.
@@ -238,26 +229,35 @@ fn entries_of_a_table_reach_all_gates() {
         let error = ctl(&one, "blocked add 192.0.2.10").unwrap_err();
         assert!(error.contains("nothing was changed"), "{error}");
         assert_eq!(entries(&one, "blocked"), 30_001);
-        one.stop();
+        // Also when they begin without one.
         two.stop();
+        one.stop();
+        let one = Engine::start(files[0].path());
+        assert_eq!(entries(&one, "blocked"), 30_001);
+        // What they have is not read again.
+        let _server = Server::start(path);
+        in_touch(&one, 1);
+        assert_eq!(fleet(&one)["configuration"]["tables"]["messages"], 0, "{}", fleet(&one));
+        one.stop();
+        // A file that is cut off is not used.
+        let file = files[0].path().join("group.tables");
+        let bytes = std::fs::read(&file).unwrap();
+        std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+        let one = Engine::start(files[0].path());
+        until(|| entries(&one, "blocked") == 30_001);
+        let said = one.stop();
+        assert!(
+            said.contains("group.tables: the tables of the group cannot be read")
+                && said.contains("cut off after"),
+            "{said}"
+        );
     });
 }
 
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn messages_that_no_gate_has_published_are_refused() {
-    within(|| {
-        let _paths = two_paths();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        // A user that may publish everything, but is no gate.
-        let user = "{ user: c, password: three }\n  ]";
-        let config = SERVER.replace("DIRECTORY", path.to_str().unwrap()).replacen(
-            "\n  ]",
-            &format!("\n    {user}"),
-            1,
-        );
-        let _server = Server::with(path, &config);
+    with_server(|_, path, _server| {
         let (_files, [one, two]) = two();
         assert!(apply(&one, &write(path, "edge.ipfw", RULES)).is_ok());
         let stats = |engine: &Engine, part: &str| fleet(engine)["configuration"][part].take();

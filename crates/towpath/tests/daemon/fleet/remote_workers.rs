@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use towpath_port::netns::{until, within};
+use towpath_port::netns::within;
 
 use super::Server;
 use crate::live::machines::{Engine, files};
+use crate::support::until;
 
 /// The permissions of the guide, for the fronts `a-web` and `a-far`.
 const SERVER: &str = r#"

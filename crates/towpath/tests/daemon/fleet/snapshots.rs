@@ -1,7 +1,11 @@
-//! Gates in this process whose table has had many changes: a gate that joins reads a snapshot instead of the changes.
+//! Gates in this process whose table has had many changes: a gate that joins reads a snapshot instead of the changes. And a stream that is
+//! made anew.
 
 use std::sync::Arc;
 
+use super::copies::Plain;
+use super::with_server;
+use crate::support::until;
 use towpath::config::Config;
 use towpath::control::EndpointCounters;
 use towpath::fleet::group::{GroupCommand, GroupRules, GroupThread, GroupView};
@@ -9,10 +13,6 @@ use towpath::ruleset_manager::RulesetManager;
 use towpath_fleet::group::tables;
 use towpath_gate::rules::Ruleset;
 use towpath_gate::{Gate, Ports, state};
-use towpath_port::netns::{ip, within};
-
-use super::Server;
-use crate::support::until;
 
 const RULES: &str = "table blocked create type addr\nadd deny ip from table(blocked) to any\n";
 
@@ -51,10 +51,7 @@ impl Member {
 #[towpath_testenv::needs(netns, "nats-server")]
 #[test]
 fn a_gate_that_joins_reads_a_snapshot_of_many_changes() {
-    within(|| {
-        ip("link set lo up");
-        let directory = tempfile::tempdir().unwrap();
-        let _server = Server::start(directory.path());
+    with_server(|_, _, _server| {
         let one = Member::start("a", "one");
         // More than 4 MiB of changes of 250 entries.
         let comment = "x".repeat(400);
@@ -78,5 +75,28 @@ fn a_gate_that_joins_reads_a_snapshot_of_many_changes() {
         let (first, second) = (one.view(), two.view());
         assert_eq!((second.tables.loads, first.tables.loads), (1, 0), "{first:?} {second:?}");
         assert!(first.problem.is_none() && second.problem.is_none(), "{first:?} {second:?}");
+    });
+}
+
+#[towpath_testenv::needs(netns, "nats-server")]
+#[test]
+fn a_stream_that_was_made_anew_is_read_from_its_beginning() {
+    with_server(|_, _, _server| {
+        let one = Member::start("a", "one");
+        let mut other = Plain::connect("c", "three");
+        let (stream, subject) = ("towpath-edge-tables", "towpath.edge.table.blocked.b");
+        let add = |last: u8| format!("TWGT\u{1}\u{1}\u{1}\u{0}add 192.0.2.{last}\n");
+        other.publish_to(stream, subject, &add(100));
+        until(|| one.view().tables.seq == 1);
+        // The next one has more messages before the gate sees it.
+        let config =
+            format!(r#"{{"name":"{stream}","subjects":["towpath.edge.table.*.*"],"storage":"file"}}"#);
+        for (request, text) in [("DELETE", ""), ("CREATE", &config)] {
+            let answer = other.request(&format!("$JS.API.STREAM.{request}.{stream}"), text);
+            assert!(!answer.contains("\"error\""), "{answer}");
+        }
+        (1..=5).for_each(|last| other.publish_to(stream, subject, &add(last)));
+        until(|| one.lines().lines().count() == 6);
+        until(|| one.view().tables.seq == 5);
     });
 }
