@@ -12,6 +12,7 @@ pub(crate) mod machines;
 mod mux_upgrade;
 mod nfqueue;
 mod offload;
+mod offload_denied;
 mod offload_fail;
 mod offload_same;
 mod offload_verdicts;
