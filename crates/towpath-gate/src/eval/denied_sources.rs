@@ -241,11 +241,14 @@ mod tests {
         (rules.collect(), found.end.map(|end| end.to_string()))
     }
 
+    /// Rules, the rules that deny and those that count before each, and the reason of the end.
+    type Row<'r> = (&'r str, &'r [&'r [u32]], Option<&'r str>);
+
     #[test]
     fn rules_deny_by_a_table_until_another_one_may_decide() {
         const TEST: &str = "rule 100 has a test whose result may differ from packet to packet";
         const TABLE: &str = "add 200 deny ip from table(t) to any";
-        let rows: [(&str, &[&[u32]], Option<&str>); 24] = [
+        let rows: [Row<'_>; 24] = [
             ("", &[&[200]], Some("rule 65535 does not only pass the packet")),
             // Rules that no TCP or UDP packet of the port matches.
             ("add 100 allow layer2 mac-type arp", &[&[200]], None),
