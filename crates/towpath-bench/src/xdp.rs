@@ -58,6 +58,7 @@ struct MapCreate {
     key_size: u32,
     value_size: u32,
     max_entries: u32,
+    map_flags: u32,
 }
 
 #[repr(C)]
@@ -101,13 +102,22 @@ pub(crate) fn redirect_to(from: &str, to: &str) -> Result<OwnedFd> {
 const ENTRIES: u32 = 65_536;
 /// Bytes of a key of an engine's flow map.
 const KEY: usize = 44;
+/// Entries of the map of [`drop_sources`], and the bytes of its keys, as in an engine.
+const SOURCES: u32 = 1 << 18;
+const SOURCE_KEY: usize = 20;
+const BPF_F_NO_PREALLOC: u32 = 1;
 
 /// Redirects the packets of the first `flows` flows of the generator ([`crate::packet::set_flow`]) from `from` to `to`, or drops them without
 /// `to`, and drops all others, by a generic XDP program, until the returned link is closed. The map and its key are those of an engine's flow
 /// offload.
 pub(crate) fn decide_flows(from: &str, to: Option<&str>, flows: u32) -> Result<OwnedFd> {
-    let create =
-        MapCreate { map_type: BPF_MAP_TYPE_HASH, key_size: KEY as u32, value_size: 4, max_entries: ENTRIES };
+    let create = MapCreate {
+        map_type: BPF_MAP_TYPE_HASH,
+        key_size: KEY as u32,
+        value_size: 4,
+        max_entries: ENTRIES,
+        map_flags: 0,
+    };
     let map = bpf(BPF_MAP_CREATE, &create).context("making a map of flows")?;
     let ingress = index(from)?;
     let mut frame = packet::frame(64);
@@ -118,6 +128,27 @@ pub(crate) fn decide_flows(from: &str, to: Option<&str>, flows: u32) -> Result<O
     }
     let to = to.map(index).transpose()?.map(u32::cast_signed);
     let code = lookup_and_decide(map.as_raw_fd(), to);
+    attach((BPF_PROG_TYPE_XDP, BPF_XDP), from, &code, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE)
+}
+
+/// Drops the packets from the first `sources` IPv4 addresses of 10.0.0.0/8, and passes all others, by a generic XDP program, until the
+/// returned link is closed. The map and its key are those of an engine's rules that deny by a table.
+pub(crate) fn drop_sources(from: &str, sources: u32) -> Result<OwnedFd> {
+    let create = MapCreate {
+        map_type: BPF_MAP_TYPE_HASH,
+        key_size: SOURCE_KEY as u32,
+        value_size: 4,
+        max_entries: SOURCES,
+        map_flags: BPF_F_NO_PREALLOC,
+    };
+    let map = bpf(BPF_MAP_CREATE, &create).context("making a map of sources")?;
+    for source in 0..sources {
+        let mut key = [0; SOURCE_KEY];
+        key[..4].copy_from_slice(&4_u32.to_ne_bytes());
+        key[4..8].copy_from_slice(&(10 << 24 | source).to_be_bytes());
+        update(&map, &key, 1)?;
+    }
+    let code = lookup_source_and_drop(map.as_raw_fd());
     attach((BPF_PROG_TYPE_XDP, BPF_XDP), from, &code, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE)
 }
 
@@ -192,22 +223,55 @@ impl FlowMap {
     }
 }
 
+/// Codes of instructions (Documentation/bpf/standardization/instruction-set.rst).
+const LOAD4: u8 = 0x61;
+const LOAD1: u8 = 0x71;
+const STORE8: u8 = 0x7b;
+const STORE4: u8 = 0x63;
+const STORE1: u8 = 0x73;
+const SET: u8 = 0xb7;
+const MOVE: u8 = 0xbf;
+const ADD: u8 = 0x07;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+
+/// An instruction.
+fn one(code: u8, to: u8, from: u8, offset: i16, number: i32) -> u64 {
+    let ([a, b], [c, d, e, f]) = (offset.to_ne_bytes(), number.to_ne_bytes());
+    u64::from_ne_bytes([code, to | from << 4, a, b, c, d, e, f])
+}
+
+/// The program of [`drop_sources`]. r2 is the frame; the key is at r10 - 24.
+fn lookup_source_and_drop(map: i32) -> Vec<u64> {
+    vec![
+        one(LOAD4, 2, 1, 0, 0), // xdp_md.data
+        one(LOAD4, 3, 1, 4, 0), // xdp_md.data_end
+        one(MOVE, 4, 2, 0, 0),
+        one(ADD, 4, 0, 0, 34),
+        one(0x2d, 4, 3, 16, 0), // if r4 > r3, pass
+        one(SET, 1, 0, 0, 0),
+        one(STORE8, 10, 1, -24, 0),
+        one(STORE8, 10, 1, -16, 0),
+        one(STORE4, 10, 1, -8, 0),
+        one(SET, 1, 0, 0, 4),
+        one(STORE4, 10, 1, -24, 0),
+        one(LOAD4, 1, 2, 26, 0),
+        one(STORE4, 10, 1, -20, 0),
+        one(MOVE, 2, 10, 0, 0),
+        one(ADD, 2, 0, 0, -24),
+        one(0x18, 1, 1, 0, map), // r1 = map
+        0,
+        one(CALL, 0, 0, 0, 1), // bpf_map_lookup_elem
+        one(0x15, 0, 0, 2, 0), // if r0 == 0, pass
+        one(SET, 0, 0, 0, 1),  // XDP_DROP
+        one(EXIT, 0, 0, 0, 0),
+        one(SET, 0, 0, 0, 2), // XDP_PASS
+        one(EXIT, 0, 0, 0, 0),
+    ]
+}
+
 /// The program of [`decide_flows`]. r6 is the context, r2 the frame.
 fn lookup_and_decide(map: i32, to: Option<i32>) -> Vec<u64> {
-    const LOAD4: u8 = 0x61;
-    const LOAD1: u8 = 0x71;
-    const STORE8: u8 = 0x7b;
-    const STORE4: u8 = 0x63;
-    const STORE1: u8 = 0x73;
-    const SET: u8 = 0xb7;
-    const MOVE: u8 = 0xbf;
-    const ADD: u8 = 0x07;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
-    let one = |code: u8, to: u8, from: u8, offset: i16, number: i32| {
-        let ([a, b], [c, d, e, f]) = (offset.to_ne_bytes(), number.to_ne_bytes());
-        u64::from_ne_bytes([code, to | from << 4, a, b, c, d, e, f])
-    };
     let mut code = vec![
         one(MOVE, 6, 1, 0, 0),
         one(LOAD4, 2, 1, 0, 0), // xdp_md.data
@@ -263,7 +327,8 @@ pub(crate) fn drop_all(device: &str) -> Result<OwnedFd> {
 
 /// Redirects packets received on queue 0 of `device` to `socket` by a generic XDP program, until the returned link is closed.
 pub(crate) fn redirect(device: &str, socket: &OwnedFd) -> Result<OwnedFd> {
-    let create = MapCreate { map_type: BPF_MAP_TYPE_XSKMAP, key_size: 4, value_size: 4, max_entries: 1 };
+    let create =
+        MapCreate { map_type: BPF_MAP_TYPE_XSKMAP, key_size: 4, value_size: 4, max_entries: 1, map_flags: 0 };
     let map = bpf(BPF_MAP_CREATE, &create).context("making a map of sockets")?;
     update(&map, &0_u32.to_ne_bytes(), socket.as_raw_fd() as u32)?;
     let map = u64::from(map.as_raw_fd() as u32);

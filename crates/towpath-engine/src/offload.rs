@@ -51,6 +51,24 @@ pub enum NoPath {
     NotMarked,
 }
 
+impl NoPath {
+    /// The name of the reason in `towpath ctl show offload` and in the metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Rules(_) => "rules",
+            Self::NotForwarded => "not_forwarded",
+            Self::Local => "local",
+            Self::NoRoute => "no_route",
+            Self::Tagged => "tagged",
+            Self::Port => "port",
+            Self::Target => "native_egress",
+            Self::Down => "down",
+            Self::NotEstablished => "not_established",
+            Self::NotMarked => "not_marked",
+        }
+    }
+}
+
 impl From<NoOffload> for NoPath {
     fn from(reason: NoOffload) -> Self {
         Self::Rules(reason)

@@ -27,7 +27,8 @@ static long (*bpf_redirect)(__u32 ifindex, __u64 flags) = (void *)BPF_FUNC_redir
 
 struct decision {
 	__u32 seen; /* a filter has seen the frame */
-	__u32 slot; /* plus one; 0: the socket receives the frame */
+	__u32 slot; /* plus one; 0: none */
+	__u32 denied; /* the counters of a rule that denies it, plus one; 0: none. Without both, the socket receives the frame */
 	__u32 ifindex;
 	__u32 len;
 	__u32 hash;
@@ -61,7 +62,7 @@ LOADER(ip6)
 LOADER(tcp)
 LOADER(udp)
 
-static __always_inline int is_foreign(struct __sk_buff *skb, struct slot *slot)
+static __always_inline int is_foreign(struct __sk_buff *skb, const __u8 *own)
 {
 	return skb->pkt_type != PACKET_HOST;
 }
@@ -78,7 +79,11 @@ static __always_inline int prepare(struct __sk_buff *skb, struct decision *to, _
 	if (!parse(skb, skb->protocol, ETH_HLEN, skb->len - ETH_HLEN, &packet))
 		return 0;
 	__u32 longest = skb->gso_size ? packet.network + packet.header + skb->gso_size : skb->len - ETH_HLEN;
-	if (!decide(skb, &packet, longest, now, &at))
+	if (!now && is_denied(skb, &packet, &at))
+		to->denied = at + 1;
+	else if (decide(skb, &packet, longest, now, &at))
+		to->slot = at + 1;
+	else
 		return 0;
 	to->ack = packet.ack;
 	to->bytes = packet.length;
@@ -86,7 +91,6 @@ static __always_inline int prepare(struct __sk_buff *skb, struct decision *to, _
 	to->ifindex = skb->ifindex;
 	to->len = skb->len;
 	to->hash = skb->hash;
-	to->slot = at + 1;
 	return 1;
 }
 
@@ -99,6 +103,7 @@ int flow_filter(struct __sk_buff *skb)
 	if (!decision)
 		return -1;
 	decision->slot = 0;
+	decision->denied = 0;
 	decision->seen = 1;
 	return prepare(skb, decision, 0) ? 0 : -1;
 }
@@ -114,17 +119,24 @@ int flow_redirect(struct __sk_buff *skb)
 	if (!decision->seen) {
 		__u64 now = without_engine();
 		decision->slot = 0;
+		decision->denied = 0;
 		if (now)
 			prepare(skb, decision, now);
 	}
 	decision->seen = 0;
-	if (!decision->slot)
+	if (!decision->slot && !decision->denied)
 		return NEXT;
-	__u32 at = decision->slot - 1;
+	__u32 at = decision->slot - 1, denied_at = decision->denied - 1;
+	int denies = decision->denied != 0;
 	decision->slot = 0;
+	decision->denied = 0;
 	/* A decision on a frame that did not come here: another program of the hook has taken it. */
 	if (decision->ifindex != skb->ifindex || decision->len != skb->len || decision->hash != skb->hash)
 		return NEXT;
+	if (denies) {
+		count_denied(denied_at, decision->bytes);
+		return SHOT;
+	}
 	struct slot *slot = bpf_map_lookup_elem(&slots, &at);
 	if (!slot)
 		return NEXT;

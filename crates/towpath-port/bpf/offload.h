@@ -77,6 +77,41 @@ struct slot {
 /* Packets are dropped. */
 #define DROP 8
 
+/* A source address, and a prefix of addresses: `len` counts the bits of the family, too. */
+struct address {
+	__u32 family; /* 4 or 6 */
+	__u32 bits[4]; /* IPv4: the first word; the others are 0 */
+};
+
+struct prefix {
+	__u32 len;
+	struct address address;
+};
+
+struct port {
+	__u32 ifindex;
+	__u32 vlan; /* as in struct key */
+};
+
+/* Rules that deny sources by a table, at one port. */
+struct denying {
+	__u64 epoch; /* 0: none */
+	struct port port;
+	__u32 rules; /* by bit, in order: the first one denies */
+	__u32 flags; /* ROUTE, ANY_VLAN */
+	__u8 own[6]; /* of ROUTE: the Ethernet address of the interface */
+	__u8 unused[2];
+};
+
+/* The packets of one rule at one port. */
+struct denied {
+	__u64 packets;
+	__u64 bytes;
+};
+
+#define DENYING_PORTS 64
+#define DENYING_RULES 32
+
 /* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
 #define SILENCE 100000000ULL
 /* The lifetime after an RST without an engine. */
@@ -100,10 +135,13 @@ struct {
 	__type(value, struct slot);
 } slots SEC(".maps");
 
-/* The current epoch: entries of another one have ended. Then the engine's heartbeat, a time of CLOCK_MONOTONIC. */
+/*
+ * The current epoch: entries of another one have ended. Then the engine's heartbeat, a time of CLOCK_MONOTONIC. Then the number of ports
+ * with rules that deny by a table.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, 3);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);
@@ -115,6 +153,47 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } stats SEC(".maps");
+
+/* Of addresses and prefixes: in which tables they are, by the bits of the rules. The engine sets the number of entries. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, __u32);
+} hosts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix);
+	__type(value, __u32);
+} nets SEC(".maps");
+
+/* The index of a port in `denying`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DENYING_PORTS);
+	__type(key, struct port);
+	__type(value, __u32);
+} ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DENYING_PORTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct denying);
+} denying SEC(".maps");
+
+/* By port and rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DENYING_PORTS * DENYING_RULES);
+	__type(key, __u32);
+	__type(value, struct denied);
+} denied SEC(".maps");
 
 static __always_inline void count(__u32 index, __u64 value)
 {
@@ -169,8 +248,8 @@ static __always_inline int load_ip4(CONTEXT *context, __u32 at, struct ip4 *to);
 static __always_inline int load_ip6(CONTEXT *context, __u32 at, struct ip6 *to);
 static __always_inline int load_tcp(CONTEXT *context, __u32 at, struct tcp *to);
 static __always_inline int load_udp(CONTEXT *context, __u32 at, struct udp *to);
-/* The frame is for another Ethernet address than that of the interface. */
-static __always_inline int is_foreign(CONTEXT *context, struct slot *slot);
+/* The frame is for another Ethernet address than `own`, that of the interface. */
+static __always_inline int is_foreign(CONTEXT *context, const __u8 *own);
 
 /*
  * Reads a packet of `available` bytes at `at` of the frame. Returns false if it is not plain. The conditions are those of towpath-wire,
@@ -247,6 +326,69 @@ not_plain:
 }
 
 /*
+ * Returns true if a rule of the ingress port denies the source of a packet by a table; `at` is then the index of its counters. No packet that
+ * `parse` accepts matches another rule before.
+ *
+ * The engine changes the maps only after it has changed the epoch. The epoch of the port is read before them and the current one after
+ * them: if both are equal, all that was read between belongs to this epoch.
+ */
+static __always_inline int is_denied(CONTEXT *context, struct packet *packet, __u32 *at)
+{
+	__u32 zero = 0, two = 2, tagged = 0, rules = 0, bit = 0;
+	struct port port = { packet->key.ifindex, packet->key.vlan };
+	struct prefix prefix = { 8 * sizeof(struct address), { packet->key.family } };
+	volatile __u64 *current = bpf_map_lookup_elem(&epoch, &zero), *some = bpf_map_lookup_elem(&epoch, &two);
+
+	if (!current || !some || !*some)
+		return 0;
+	__u32 *index = bpf_map_lookup_elem(&ports, &port);
+	if (!index && port.vlan) {
+		tagged = 1;
+		port.vlan = 0;
+		index = bpf_map_lookup_elem(&ports, &port);
+	}
+	if (!index)
+		return 0;
+	__u32 number = *index;
+	struct denying *deny = bpf_map_lookup_elem(&denying, &number);
+	if (!deny)
+		return 0;
+	__u64 began = *(volatile __u64 *)&deny->epoch;
+	if (!began || deny->port.ifindex != port.ifindex || deny->port.vlan != port.vlan)
+		return 0;
+	if (tagged && !(deny->flags & ANY_VLAN))
+		return 0;
+	__builtin_memcpy(prefix.address.bits, packet->key.src, 16);
+	__u32 *found = bpf_map_lookup_elem(&hosts, &prefix.address);
+	if (!found)
+		found = bpf_map_lookup_elem(&nets, &prefix);
+	if (found)
+		rules = *found & deny->rules;
+	if (!rules || began != *current)
+		return 0;
+	if (deny->flags & ROUTE && is_foreign(context, deny->own))
+		return 0;
+	/* The lowest bit. */
+	rules &= -rules;
+	bit = !!(rules & 0xffff0000) << 4 | !!(rules & 0xff00ff00) << 3 | !!(rules & 0xf0f0f0f0) << 2 | !!(rules & 0xcccccccc) << 1 |
+	      !!(rules & 0xaaaaaaaa);
+	*at = number * DENYING_RULES + bit;
+	return 1;
+}
+
+/* Counts a packet that a rule denies. */
+static __always_inline void count_denied(__u32 at, __u32 bytes)
+{
+	struct denied *sum = bpf_map_lookup_elem(&denied, &at);
+	if (sum) {
+		sum->packets++;
+		sum->bytes += bytes;
+	}
+	count(DROPPED, 1);
+	count(DROPPED_BYTES, bytes);
+}
+
+/*
  * Decides on a packet, of which `longest` bytes leave in one piece. Returns its slot, whose number is in `at`, if it is redirected or dropped.
  * Without an engine (`now` is the time, otherwise 0), the entries have a deadline, and a connection may end.
  */
@@ -296,7 +438,7 @@ static __always_inline struct slot *decide(CONTEXT *context, struct packet *pack
 		count(CONTROL, 1);
 		return 0;
 	}
-	if (slot->flags & ROUTE && is_foreign(context, slot)) {
+	if (slot->flags & ROUTE && is_foreign(context, slot->own)) {
 		count(OTHER_HOST, 1);
 		return 0;
 	}

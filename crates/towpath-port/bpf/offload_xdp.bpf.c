@@ -65,10 +65,10 @@ LOADER(ip6)
 LOADER(tcp)
 LOADER(udp)
 
-static __always_inline int is_foreign(struct xdp_md *context, struct slot *slot)
+static __always_inline int is_foreign(struct xdp_md *context, const __u8 *address)
 {
 	struct ethernet *ethernet = START(context);
-	__u16 *own = (__u16 *)slot->own;
+	const __u16 *own = (const __u16 *)address;
 	return !IN(context, ethernet) || ethernet->to[0] != own[0] || ethernet->to[1] != own[1] || ethernet->to[2] != own[2];
 }
 
@@ -131,6 +131,10 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 	packet.key.ifindex = context->ingress_ifindex;
 	if (!parse(context, protocol, at, len - at, &packet))
 		goto miss;
+	if (!now && is_denied(context, &packet, &number)) {
+		count_denied(number, packet.length);
+		return XDP_DROP;
+	}
 	struct slot *slot = decide(context, &packet, len - at, now, &number);
 	if (!slot)
 		goto miss;

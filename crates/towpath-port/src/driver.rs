@@ -87,6 +87,11 @@ pub trait DriverConfig: Sized {
         false
     }
 
+    /// Returns true if the kernel's network stack processes the packets of the port, too.
+    fn shares_with_kernel(&self) -> bool {
+        false
+    }
+
     /// What the kernel does with the packets of the port besides: a warning, if the configuration permits it.
     fn kernel_warning(&self) -> Option<String> {
         None
@@ -271,6 +276,11 @@ macro_rules! drivers {
             /// Returns true if native XDP programs redirect the packets of decided flows. Few interfaces take these.
             pub fn redirects_natively(&self) -> bool {
                 match self { $(Self::$variant(config) => config.redirects_natively(),)* }
+            }
+
+            /// Returns true if the kernel's network stack processes the packets of the port, too.
+            pub fn shares_with_kernel(&self) -> bool {
+                match self { $(Self::$variant(config) => config.shares_with_kernel(),)* }
             }
 
             /// What the kernel does with the packets of the port besides, or why the port cannot be opened as it is configured.

@@ -19,7 +19,7 @@ pub enum Object {
     /// `af_packet`: the programs of an exclusive port (CAP_NET_ADMIN, CAP_BPF). The link, or before
     /// Linux 6.6 the map of its heartbeat, and the filter of its sockets if there is one.
     IngressProgram,
-    /// `af_packet` and `af_xdp` with offload: the maps of flows (CAP_BPF, CAP_NET_ADMIN), which all ports of an engine share. Five
+    /// `af_packet` and `af_xdp` with offload: the maps of flows (CAP_BPF, CAP_NET_ADMIN), which all ports of an engine share. Ten
     /// descriptors.
     FlowMap {
         /// The process id of the engine: during an upgrade, one process opens the objects of two.

@@ -380,11 +380,11 @@ pub(crate) fn bpf_delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
     unsafe { bpf_do(MAP_DELETE_ELEM, &attribute) }.map(drop)
 }
 
-/// Reads the words of an entry of a per-CPU array: one for each possible CPU.
+/// Reads the words of an entry of a per-CPU array: those of a value for each possible CPU.
 pub(crate) fn bpf_lookup_words(map: BorrowedFd<'_>, index: u32, words: &mut [u64]) -> io::Result<()> {
     // bpf_attr: map_fd; key; value; flags.
     let attribute = [map.as_raw_fd() as u64, &raw const index as u64, words.as_mut_ptr() as u64, 0];
-    // SAFETY: the kernel reads the index and writes a word for each possible CPU; the caller's slice has as many.
+    // SAFETY: the kernel reads the index and writes a value for each possible CPU; the caller's slice has as many words.
     unsafe { bpf_do(MAP_LOOKUP_ELEM, &attribute) }.map(drop)
 }
 
@@ -397,24 +397,58 @@ pub(crate) fn bpf_set_program(map: BorrowedFd<'_>, index: u32, program: Borrowed
     unsafe { bpf_do(MAP_UPDATE_ELEM, &attribute) }.map(drop)
 }
 
-/// Loads a program.
+/// The error of a program that the kernel's verifier refuses. The kernel returns EACCES, as it does for some missing privileges.
+pub(crate) const REFUSED_BY_VERIFIER: i32 = libc::ENOEXEC;
+
+/// Loads a program. Fails with [`REFUSED_BY_VERIFIER`] if the verifier refuses it.
 pub(crate) fn bpf_load(kind: u32, code: &[u64], flags: u32, attach_type: u32) -> io::Result<OwnedFd> {
+    let loaded = bpf_load_with_log(kind, code, (flags, attach_type), &mut []);
+    if loaded.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EACCES)) {
+        // Only the verifier writes a log.
+        let mut log = vec![0; 1 << 16];
+        let again = bpf_load_with_log(kind, code, (flags, attach_type), &mut log);
+        if again.is_err() && log[0] != 0 {
+            return Err(io::Error::from_raw_os_error(REFUSED_BY_VERIFIER));
+        }
+    }
+    loaded
+}
+
+/// Puts an error of [`bpf_load`] in words, for messages that have the error of the system.
+pub(crate) fn bpf_reason(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(REFUSED_BY_VERIFIER) => io::Error::other(REFUSED_IN_WORDS),
+        _ => error,
+    }
+}
+
+/// [`REFUSED_BY_VERIFIER`] in words.
+pub(crate) const REFUSED_IN_WORDS: &str =
+    "the kernel's verifier refuses a program of this version: please report it with the output of `uname -r`";
+
+fn bpf_load_with_log(
+    kind: u32,
+    code: &[u64],
+    (flags, attach_type): (u32, u32),
+    log: &mut [u8],
+) -> io::Result<OwnedFd> {
     let license = c"Dual MIT/GPL";
+    let log_at = if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 };
     // bpf_attr: prog_type, insn_cnt; insns; license; log_level, log_size; log_buf; kern_version, prog_flags; prog_name (16 bytes);
     // prog_ifindex, expected_attach_type.
     let attribute = [
         pair(kind, code.len() as u32),
         code.as_ptr() as u64,
         license.as_ptr() as u64,
-        0,
-        0,
+        pair(u32::from(!log.is_empty()), log.len() as u32),
+        log_at,
         pair(0, flags),
         u64::from_ne_bytes(*b"towpath\0"),
         0,
         pair(0, attach_type),
     ];
-    // SAFETY: the kernel reads `code.len()` instructions of 8 bytes and a terminated string; both live until the call returns. There
-    // is no log buffer. PROG_LOAD returns a new descriptor.
+    // SAFETY: the kernel reads `code.len()` instructions of 8 bytes and a terminated string, and writes at most `log.len()` bytes of the log;
+    // all of them live until the call returns. PROG_LOAD returns a new descriptor.
     unsafe { bpf_new(PROG_LOAD, &attribute) }
 }
 

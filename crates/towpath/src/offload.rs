@@ -18,8 +18,11 @@
 //! before it answers: a packet that the kernel forwards creates no state, and the reply to it would be refused. A slot is used again only after
 //! `QUARANTINE`, so that a program that has read the entry before still finds its own slot.
 //!
+//! Sources: with `deny`, the kernel also drops the packets that a rule denies by a table of their sources (`denied`).
+//!
 //! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
+mod denied;
 mod entry;
 mod interfaces;
 mod keys;
@@ -28,6 +31,7 @@ mod table;
 mod verdicts;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -38,7 +42,7 @@ use towpath_engine::offload::{FlowPath, NoPath};
 use towpath_engine::router::Directory;
 use towpath_engine::verdict_feed::VerdictFeed;
 use towpath_gate::state::{Flow, JournalReader, Name};
-use towpath_gate::{PortId, Walker};
+use towpath_gate::{NoOffload, PortId, Walker};
 use towpath_metrics::metrics;
 use towpath_port::offload::{FlowMap, PathStats};
 use towpath_wire::Time;
@@ -53,6 +57,8 @@ metrics! {
     pub struct OffloadStats in "offload" {
         /// Entries now.
         pub entries: gauge events,
+        /// Addresses and networks whose packets the kernel drops, because a rule denies them by a table.
+        pub denied: gauge events,
         /// Entries that there is room for.
         pub capacity: gauge events,
         /// Entries that were written.
@@ -63,10 +69,30 @@ metrics! {
         pub removed: counter events,
         /// Entries that were not written, because the map was full.
         pub full: counter events,
-        /// Directions of states that cannot be offloaded; `towpath ctl explain` shows the reason.
-        pub not_offloaded: counter events,
         /// States and verdicts for flows that were not examined at once, because too many were waiting.
         pub deferred: counter events,
+    }
+}
+
+metrics! {
+    /// Directions of flows that were examined and have no entry. `towpath ctl explain` shows the reason of a flow in words.
+    pub struct NotOffloaded in "offload" {
+        /// The rules do not fix the path, or a packet has a property that is not offloaded.
+        pub rules: counter events as "not_offloaded": "Directions of flows that were examined and have no entry, by reason." (reason = "rules"),
+        /// The rule of the state has no `offload`.
+        pub not_marked: counter events as "not_offloaded" (reason = "not_marked"),
+        /// The port that receives the packets does not offload flows.
+        pub port: counter events as "not_offloaded" (reason = "port"),
+        /// The packets do not leave by another port.
+        pub not_forwarded: counter events as "not_offloaded" (reason = "not_forwarded"),
+        /// The destination is the router or its own link.
+        pub local: counter events as "not_offloaded" (reason = "local"),
+        /// The frames have a VLAN tag, and the port routes.
+        pub tagged: counter events as "not_offloaded" (reason = "tagged"),
+        /// The driver of the egress interface takes no frames from native XDP programs.
+        pub native_egress: counter events as "not_offloaded" (reason = "native_egress"),
+        /// An interface is down.
+        pub down: counter events as "not_offloaded" (reason = "down"),
     }
 }
 
@@ -131,6 +157,8 @@ pub struct Pause(Arc<Offload>);
 pub struct Shown {
     /// The entries.
     pub stats: OffloadStats,
+    /// The flows without an entry.
+    pub refused: NotOffloaded,
     /// The packets at the programs.
     pub path: PathStats,
     /// The current epoch.
@@ -198,14 +226,26 @@ impl Offload {
         self.table().path(flow, arrival, now)
     }
 
+    /// Whether the kernel drops the packets from a source that arrive on a port, which the rule `denies` denies; otherwise why not. `None`: the
+    /// rule does not deny by a table, or there is no room for it.
+    pub fn denied(&self, packets: (IpAddr, PortId), denies: u32) -> Option<Result<(), NoOffload>> {
+        self.table().denied(packets, denies)
+    }
+
     /// The state of offload.
     ///
     /// # Errors
     /// Errors of bpf(2).
     pub fn show(&self) -> io::Result<Shown> {
-        let stats = self.table().stats();
+        let (stats, refused) = self.table().stats();
         let epoch = self.map.epoch();
-        Ok(Shown { stats, path: self.map.stats()?, epoch: epoch >> LINKS, paused: epoch & PAUSED != 0 })
+        Ok(Shown {
+            stats,
+            refused,
+            path: self.map.stats()?,
+            epoch: epoch >> LINKS,
+            paused: epoch & PAUSED != 0,
+        })
     }
 }
 

@@ -43,7 +43,7 @@ impl Member {
     fn join(&mut self, server: &Server, gate: &str) -> Result<()> {
         let config = config::Fleet {
             servers: vec![format!("nats://127.0.0.1:{}", server.port)],
-            group: "bench".to_owned(),
+            group: Some("bench".to_owned()),
             gate: gate.to_owned(),
             credentials: None,
             tls_ca: None,

@@ -1,6 +1,7 @@
 //! The device under test: Towpath, a baseline forwarder, or the kernel.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::thread;
@@ -28,6 +29,8 @@ pub(crate) enum Driver {
     AfXdpFlows,
     /// The kernel drops the packets of all flows: an inspector has blocked them.
     AfXdpBlocked,
+    /// The kernel drops the packets of [`DENIED`] sources: a rule denies them by a table.
+    AfXdpDenied,
     Tun,
     TunOffload,
     Nfqueue,
@@ -52,12 +55,16 @@ pub(crate) enum Dut {
     RedirectXdp,
     /// An XDP program drops these packets, after the same lookup.
     DropXdp,
+    /// An XDP program drops the packets of [`DENIED`] sources, after the lookup of rules that deny by a table.
+    DropSourcesXdp,
     /// XDP_DROP at the interface to the near end.
     Drop,
 }
 
 /// Flows that [`Dut::RedirectXdp`] redirects.
 pub(crate) const REDIRECTED: u32 = 1000;
+/// Sources that [`Dut::DropSourcesXdp`] and [`Driver::AfXdpDenied`] drop. The generator has the first 65,536 of them.
+pub(crate) const DENIED: u32 = 100_000;
 /// Limit on states.
 const STATES: u32 = 1_000_000;
 /// Maximum startup time of Towpath.
@@ -69,7 +76,7 @@ impl Driver {
             Self::AfPacket | Self::AfPacketOffload | Self::AfPacketFlows | Self::AfPacketManyFlows => {
                 "af_packet"
             }
-            Self::AfXdp | Self::AfXdpFlows | Self::AfXdpBlocked => "af_xdp",
+            Self::AfXdp | Self::AfXdpFlows | Self::AfXdpBlocked | Self::AfXdpDenied => "af_xdp",
             Self::Tun | Self::TunOffload => "tun",
             Self::Nfqueue => "nfqueue",
         }
@@ -90,7 +97,8 @@ impl Driver {
             | Self::AfPacketManyFlows
             | Self::AfXdp
             | Self::AfXdpFlows
-            | Self::AfXdpBlocked => Wiring::Bridge,
+            | Self::AfXdpBlocked
+            | Self::AfXdpDenied => Wiring::Bridge,
             Self::Tun | Self::TunOffload => Wiring::Tun,
             Self::Nfqueue => Wiring::Route,
         }
@@ -125,7 +133,12 @@ impl Dut {
         match self {
             Self::Towpath { driver, .. } | Self::BaselineFwd { driver, .. } => driver.wiring(),
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
-            Self::Bridge | Self::Redirect | Self::RedirectXdp | Self::DropXdp | Self::Drop => Wiring::Bridge,
+            Self::Bridge
+            | Self::Redirect
+            | Self::RedirectXdp
+            | Self::DropXdp
+            | Self::DropSourcesXdp
+            | Self::Drop => Wiring::Bridge,
         }
     }
 
@@ -195,6 +208,10 @@ impl Dut {
                 topology.dut.drop_flows(DUT[0], REDIRECTED)?;
                 Ok(Work { sides: Vec::new(), files: None })
             }
+            Self::DropSourcesXdp => {
+                topology.dut.drop_sources(DUT[0], DENIED)?;
+                Ok(Work { sides: Vec::new(), files: None })
+            }
             Self::Drop => {
                 topology.dut.drop_all(DUT[0])?;
                 Ok(Work { sides: Vec::new(), files: None })
@@ -259,8 +276,22 @@ fn engine(netns_pid: &str, driver: Driver, park: bool, inspected: bool, cpus: Cp
         );
     }
     let inspected = inspected || driver == Driver::AfXdpBlocked;
-    let (side, files) = run_towpath(netns_pid, &config, &rules(inspected))?;
+    let mut rules = rules(inspected);
+    if driver == Driver::AfXdpDenied {
+        config += "[offload]\ndeny = true\n";
+        rules = denied_sources() + &rules;
+    }
+    let (side, files) = run_towpath(netns_pid, &config, &rules)?;
     Ok(Work { sides: vec![side], files: Some(files) })
+}
+
+/// A rule that denies [`DENIED`] sources by a table, before all others.
+fn denied_sources() -> String {
+    let mut text = String::from("table bad create type addr\nadd deny ip from table(bad) to any in\n");
+    for source in 0..DENIED {
+        text += &format!("table bad add {}\n", Ipv4Addr::from_bits(10 << 24 | source));
+    }
+    text
 }
 
 /// Twenty rules. A packet is matched against all rules of its protocol until it has a state.

@@ -70,6 +70,11 @@ impl NetnsProc {
         self.ask(&format!("drop-flows {from} {flows}")).map(drop)
     }
 
+    /// Drops the packets that `from` receives of the first `sources` sources by XDP, after a lookup, until the namespace ends.
+    pub(crate) fn drop_sources(&mut self, from: &str, sources: u32) -> Result<()> {
+        self.ask(&format!("drop-sources {from} {sources}")).map(drop)
+    }
+
     /// Drops all packets that `device` receives, until the namespace ends.
     pub(crate) fn drop_all(&mut self, device: &str) -> Result<()> {
         self.ask(&format!("drop {device}")).map(drop)
@@ -120,6 +125,9 @@ fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
         }
         ["drop-flows", from, flows] => {
             links.push(xdp::decide_flows(from, None, flows.parse().context("a number of flows")?)?);
+        }
+        ["drop-sources", from, sources] => {
+            links.push(xdp::drop_sources(from, sources.parse().context("a number of sources")?)?);
         }
         ["drop", device] => links.push(xdp::drop_all(device)?),
         ["index", device] => return Ok(xdp::index(device)?.to_string()),

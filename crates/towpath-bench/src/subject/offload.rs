@@ -47,6 +47,8 @@ struct CpuCase {
 /// Packets per second: less than the slowest device under test forwards.
 const RATE: u64 = 200_000;
 const SMALL: usize = 64;
+/// Sources of a flood, all of the generator, from a table of [`DENIED`](crate::live::dut::DENIED) addresses.
+const SOURCES: u32 = 65_536;
 /// The times to reach, in nanoseconds.
 const VERDICT: f64 = 1e6;
 const RELOAD: f64 = 1e7;
@@ -175,6 +177,12 @@ fn cases() -> Vec<OffloadRow> {
             "offload, XDP, 64 B, CPU, blocked, over a bare XDP drop",
             (towpath(Driver::AfXdpBlocked), REDIRECTED),
             (Dut::DropXdp, REDIRECTED),
+            1.1,
+        ),
+        cpu(
+            "offload, XDP, 64 B, CPU, denied by a table, over a bare XDP drop",
+            (towpath(Driver::AfXdpDenied), SOURCES),
+            (Dut::DropSourcesXdp, SOURCES),
             1.1,
         ),
         cpu("offload, 64 B, CPU, 1M entries over 1,000", (many, 500_000), (many, 500), 2.5),

@@ -121,6 +121,8 @@ pub enum Obstacle {
     Stateless,
     /// It jumps too often.
     Jumps,
+    /// It looks for a state before it is compared with the packet.
+    Lookup,
 }
 
 impl fmt::Display for NoOffload {
@@ -150,6 +152,7 @@ impl fmt::Display for Obstacle {
             Self::Strict => "has `strict` states",
             Self::Stateless => "decides without a state",
             Self::Jumps => "is reached by too many jumps",
+            Self::Lookup => "looks for a state first",
         })
     }
 }

@@ -327,6 +327,10 @@ impl DriverConfig for Config {
         self.flows = None;
     }
 
+    fn shares_with_kernel(&self) -> bool {
+        !matches!(self.kernel, Kernel::Excluded { .. })
+    }
+
     fn kernel_warning(&self) -> Option<String> {
         let path = KernelPath::of(&self.interface).ok()?;
         match &self.kernel {
@@ -417,7 +421,7 @@ impl DriverConfig for Config {
             }
             Object::IngressProgram => self.ingress(),
             Object::FlowMap { engine } => {
-                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?.entries)
+                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?)
             }
             Object::FlowProgram { engine } => self.flow_programs(*engine),
             _ => Err(io::ErrorKind::InvalidInput.into()),

@@ -400,7 +400,7 @@ fn exclude(
         let ingress = ingress.and_then(|descriptors| Ingress::of(index, *closed, descriptors));
         let ingress = ingress.map_err(|source| match source.raw_os_error() {
             Some(libc::ENODEV) => Error::NoInterface { interface: name() },
-            _ => Error::NotExclusive { name: name(), source },
+            _ => Error::NotExclusive { name: name(), source: sys::bpf_reason(source) },
         })?;
         let generation = programs.as_ref().map_or(1, |programs| programs.generation + 1);
         // The new program is attached while the old one is: there is no time without one.
@@ -425,7 +425,7 @@ fn offload_flows(
     let Some(flows) = config.flows else { return Ok(()) };
     let failed = |source: std::io::Error| match source.raw_os_error() {
         Some(libc::ENODEV) => Error::NoInterface { interface: config.interface.clone() },
-        _ => Error::NoOffload { name: config.interface.clone(), source },
+        _ => Error::NoOffload { name: config.interface.clone(), source: sys::bpf_reason(source) },
     };
     let mut sharing = shared.lock().unwrap_or_else(PoisonError::into_inner);
     let is_current = |(attached, of): &(offload::Attached, u64)| *of == generation && attached.is_on(index);

@@ -122,7 +122,7 @@ impl Config {
         Err(Error::Config { name: self.interface.clone(), what })
     }
 
-    pub(super) fn refused(&self, doing: &str, source: io::Error) -> Error {
+    pub(crate) fn refused(&self, doing: &str, source: io::Error) -> Error {
         let name = self.interface.clone();
         match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Error::Privilege {
@@ -147,6 +147,9 @@ impl Config {
                 ),
             },
             Some(libc::ENODEV) => Error::NoInterface { interface: name },
+            Some(sys::REFUSED_BY_VERIFIER) => {
+                Error::Unsupported { name, what: format!("{doing}: {}", sys::REFUSED_IN_WORDS) }
+            }
             _ => Error::Io { name, source: io::Error::new(source.kind(), format!("{doing}: {source}")) },
         }
     }
@@ -210,7 +213,7 @@ impl DriverConfig for Config {
                 Program::attach(attach)
             }
             Object::FlowMap { engine } => {
-                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?.entries)
+                offload::load(*engine, self.flows.ok_or(io::ErrorKind::InvalidInput)?)
             }
             Object::XdpFlowProgram { engine, frags, attach } => {
                 let flows = self.flows.ok_or(io::ErrorKind::InvalidInput)?;

@@ -83,7 +83,7 @@ impl Program {
         let map = WordMap::new(XSKMAP, QUEUES)?;
         let Attach { index, frags, pin, .. } = attach;
         let xdp = offload::Xdp { index, sockets: map.as_fd(), closed: pin.is_some(), frags };
-        let program = offload::load_xdp(engine, flows.entries, xdp)?;
+        let program = offload::load_xdp(engine, flows, xdp)?;
         Ok(vec![map.into(), program])
     }
 

@@ -20,6 +20,7 @@
 //!
 //! Not supported: IPv6 link-local addresses, tunnels, frames with several VLAN tags.
 
+pub mod deny;
 mod program;
 
 use std::collections::HashMap;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use towpath_metrics::metrics;
 
+use self::deny::DenyMap;
 pub(crate) use self::program::{Xdp, attach, load, load_xdp};
 use crate::interface::Interface;
 use crate::mapping::Mapping;
@@ -70,6 +72,8 @@ pub struct Flows {
     pub entries: u32,
     /// Entries with a lifetime stay when the process is killed.
     pub outlive: bool,
+    /// There is room for addresses whose packets are dropped ([`FlowMap::deny`]).
+    pub deny: bool,
 }
 
 /// A flow in one direction, as its frames arrive.
@@ -170,7 +174,7 @@ metrics! {
         pub forwarded_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub forwarded_bytes: counter bytes,
-        /// Frames of blocked flows that the kernel dropped.
+        /// Frames that the kernel dropped: of blocked flows, and from sources that a rule denies by a table.
         pub dropped_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub dropped_bytes: counter bytes,
@@ -202,6 +206,7 @@ pub struct FlowMap {
     epoch: Mapping,
     capacity: u32,
     cpus: usize,
+    deny: DenyMap,
     /// While it is open, the filters of the sockets can continue with the program for flows.
     _filters: OwnedFd,
 }
@@ -216,17 +221,19 @@ impl FlowMap {
             Some(libc::EPERM | libc::EACCES) => {
                 "this process may not load BPF programs: run as root outside of any user namespace".to_owned()
             }
+            Some(sys::REFUSED_BY_VERIFIER) => sys::REFUSED_IN_WORDS.to_owned(),
             Some(libc::EINVAL) => format!("the kernel refuses the programs ({error}): it needs Linux 6.6"),
             Some(libc::ENOMEM) => format!("no memory for {entries} entries: write fewer"),
             _ => format!("the programs cannot be loaded: {error}"),
         };
-        let [flows, slots, epoch, stats, filters] =
+        let [flows, slots, epoch, stats, filters, hosts, nets, ports, denying, denied] =
             opener.open_all(&Object::FlowMap { engine: std::process::id() }).map_err(failed)?;
         let bytes = (entries as usize * SLOT).next_multiple_of(4096);
         let slots = Mapping::of(slots.as_fd(), bytes, 0).map_err(failed)?;
         let epoch = Mapping::of(epoch.as_fd(), 4096, 0).map_err(failed)?;
         let cpus = possible_cpus().map_err(failed)?;
-        Ok(Self { flows, stats, slots, epoch, capacity: entries, cpus, _filters: filters })
+        let deny = DenyMap::new([hosts, nets, ports, denying, denied], cpus).map_err(failed)?;
+        Ok(Self { flows, stats, slots, epoch, capacity: entries, cpus, deny, _filters: filters })
     }
 
     /// The number of slots.
@@ -244,6 +251,16 @@ impl FlowMap {
     pub fn set_epoch(&self, mut change: impl FnMut(u64) -> u64) {
         // AcqRel: a thread that sees the new epoch sees the change that it stands for. The programs read the word once for each frame.
         let _ = self.epoch.word().fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| Some(change(now)));
+    }
+
+    /// The addresses whose packets are dropped at a port.
+    pub fn deny(&self) -> &DenyMap {
+        &self.deny
+    }
+
+    /// So many ports have rules that deny by a table. Without any, the programs do not look sources up.
+    pub fn set_denying_ports(&self, ports: usize) {
+        self.epoch.words(16, 1)[0].store(ports as u64, Ordering::Relaxed);
     }
 
     /// The process lives. Call it at least every 20 ms if entries outlive it.

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::Map;
-use aya::programs::{ProgramFd, SchedClassifier, SocketFilter};
+use aya::programs::{ProgramError, ProgramFd, SchedClassifier, SocketFilter};
 use aya::{Ebpf, EbpfLoader};
 
 use crate::host_filter::{Actions, Filter};
 use crate::offload::Flows;
+use crate::offload::deny::DENIED_MAX;
 use crate::sys::WordMap;
 use crate::{pins, sys};
 
@@ -35,17 +36,23 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload.bpf.o");
 /// The object, compiled from `bpf/offload_xdp.bpf.c`.
 static XDP_OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload_xdp.bpf.o");
 
+/// The maps that the objects share. The XDP programs do not use `filters`.
+const MAPS: [&str; 10] =
+    ["flows", "slots", "epoch", "stats", "filters", "hosts", "nets", "ports", "denying", "denied"];
+const FILTERS: usize = 4;
+
 /// What a process has loaded.
 struct Loaded {
     /// The process id of the engine.
     engine: u32,
     entries: u32,
+    deny: bool,
     /// Another engine was there before.
     replaces: bool,
     redirect: OwnedFd,
     filter: OwnedFd,
-    /// `flows`, `slots`, `epoch`, `stats`, `filters`.
-    maps: [OwnedFd; 5],
+    /// In the order of [`MAPS`].
+    maps: [OwnedFd; MAPS.len()],
     /// The interfaces to which XDP programs redirect.
     egress: WordMap,
 }
@@ -54,8 +61,8 @@ struct Loaded {
 static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 
 /// The maps of an engine, which are loaded if they are not yet.
-pub(crate) fn load(engine: u32, entries: u32) -> io::Result<Vec<OwnedFd>> {
-    with((engine, entries), |loaded| loaded.maps.iter().map(OwnedFd::try_clone).collect())
+pub(crate) fn load(engine: u32, flows: Flows) -> io::Result<Vec<OwnedFd>> {
+    with(engine, flows, |loaded| loaded.maps.iter().map(OwnedFd::try_clone).collect())
 }
 
 /// Attaches the program for flows at the ingress hook of the interface `index`, before other programs, and returns its link and the
@@ -64,14 +71,14 @@ pub(crate) fn load(engine: u32, entries: u32) -> io::Result<Vec<OwnedFd>> {
 /// is not, nor in an engine that has replaced another.
 pub(crate) fn attach(
     engine: u32,
-    Flows { entries, outlive }: Flows,
+    flows: Flows,
     (index, pin): (u32, &Path),
     host: Option<(&Filter, Actions, &[std::net::IpAddr])>,
 ) -> io::Result<Vec<OwnedFd>> {
-    with((engine, entries), |loaded| {
+    with(engine, flows, |loaded| {
         let filter = match host {
             Some((host, actions, me)) => {
-                let code = host.compile_before(14, me, actions, loaded.maps[4].as_fd());
+                let code = host.compile_before(14, me, actions, loaded.maps[FILTERS].as_fd());
                 sys::bpf_load(PROG_SOCKET_FILTER, &code, 0, 0)?
             }
             None => loaded.filter.try_clone()?,
@@ -83,7 +90,7 @@ pub(crate) fn attach(
         }
         loaded.egress.set(index, index)?;
         let link = sys::bpf_link(loaded.redirect.as_fd(), index, TCX_INGRESS, BEFORE)?;
-        let pinned = outlive && !loaded.replaces && pins::replace(pin, link.as_fd()).is_ok();
+        let pinned = flows.outlive && !loaded.replaces && pins::replace(pin, link.as_fd()).is_ok();
         let again = pinned.then(|| link.try_clone()).transpose()?;
         Ok([link, filter].into_iter().chain(again).collect())
     })
@@ -103,8 +110,8 @@ pub(crate) struct Xdp<'a> {
 }
 
 /// Loads the XDP program for an interface. Programs of other interfaces may redirect to it from now on.
-pub(crate) fn load_xdp(engine: u32, entries: u32, xdp: Xdp<'_>) -> io::Result<OwnedFd> {
-    with((engine, entries), |loaded| {
+pub(crate) fn load_xdp(engine: u32, flows: Flows, xdp: Xdp<'_>) -> io::Result<OwnedFd> {
+    with(engine, flows, |loaded| {
         let code = loaded.xdp_code(xdp)?;
         let program = sys::bpf_load(PROG_XDP, &code, if xdp.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)?;
         loaded.egress.set(xdp.index, xdp.index)?;
@@ -112,25 +119,30 @@ pub(crate) fn load_xdp(engine: u32, entries: u32, xdp: Xdp<'_>) -> io::Result<Ow
     })
 }
 
-fn with<T>((engine, entries): (u32, u32), use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
+fn with<T>(engine: u32, flows: Flows, use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
+    let Flows { entries, deny, .. } = flows;
     let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(loaded) = all.iter().find(|loaded| (loaded.engine, loaded.entries) == (engine, entries)) {
+    let is_it = |loaded: &&Loaded| (loaded.engine, loaded.entries, loaded.deny) == (engine, entries, deny);
+    if let Some(loaded) = all.iter().find(is_it) {
         return use_it(loaded);
     }
     // The engine before may still run. Those before that have ended.
     let before = all.iter().map(|loaded| loaded.engine).rfind(|other| *other != engine);
     all.retain(|loaded| loaded.engine == engine || Some(loaded.engine) == before);
-    let loaded = Loaded { replaces: before.is_some(), ..Loaded::new(engine, entries)? };
+    let loaded = Loaded { replaces: before.is_some(), ..Loaded::new(engine, flows)? };
     let used = use_it(&loaded);
     all.push(loaded);
     used
 }
 
 impl Loaded {
-    fn new(engine: u32, entries: u32) -> io::Result<Self> {
+    fn new(engine: u32, Flows { entries, deny, .. }: Flows) -> io::Result<Self> {
+        let denied = if deny { DENIED_MAX as u32 } else { 1 };
         let mut object = EbpfLoader::new()
             .set_max_entries("flows", entries)
             .set_max_entries("slots", entries)
+            .set_max_entries("hosts", denied)
+            .set_max_entries("nets", denied)
             .load(OBJECT)
             .map_err(error_of)?;
         let filter: &mut SocketFilter = program(&mut object, "flow_filter")?;
@@ -142,16 +154,19 @@ impl Loaded {
         let mut map = |name: &str| {
             let missing = || io::Error::other(format!("the object has no map `{name}`"));
             match object.take_map(name).ok_or_else(missing)? {
-                Map::HashMap(map) | Map::Array(map) | Map::PerCpuArray(map) | Map::ProgramArray(map) => {
-                    map.fd().as_fd().try_clone_to_owned()
-                }
+                Map::HashMap(map)
+                | Map::Array(map)
+                | Map::PerCpuArray(map)
+                | Map::ProgramArray(map)
+                | Map::LpmTrie(map) => map.fd().as_fd().try_clone_to_owned(),
                 _ => Err(missing()),
             }
         };
-        let maps = [map("flows")?, map("slots")?, map("epoch")?, map("stats")?, map("filters")?];
-        sys::bpf_set_program(maps[4].as_fd(), 0, filter.as_fd())?;
+        let maps = MAPS.iter().map(|name| map(name)).collect::<io::Result<Vec<_>>>()?;
+        let maps: [OwnedFd; MAPS.len()] = maps.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+        sys::bpf_set_program(maps[FILTERS].as_fd(), 0, filter.as_fd())?;
         let egress = WordMap::new(DEVMAP_HASH, INTERFACES)?;
-        Ok(Self { engine, entries, replaces: false, redirect, filter, maps, egress })
+        Ok(Self { engine, entries, deny, replaces: false, redirect, filter, maps, egress })
     }
 
     /// The instructions of an XDP program with these maps. aya itself would give each program maps of its own.
@@ -159,17 +174,9 @@ impl Loaded {
         let mut object = aya_obj::Object::parse(XDP_OBJECT).map_err(error_of)?;
         let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         let declared = object.maps.clone();
-        let [flows, slots, epoch, stats, _] = &self.maps;
-        let maps = [
-            ("flows", flows.as_fd()),
-            ("slots", slots.as_fd()),
-            ("epoch", epoch.as_fd()),
-            ("stats", stats.as_fd()),
-            ("sockets", xdp.sockets),
-            ("egress", self.egress.as_fd()),
-        ];
-        let maps =
-            maps.into_iter().filter_map(|(name, fd)| Some((name, fd.as_raw_fd(), declared.get(name)?)));
+        let maps = MAPS.into_iter().zip(self.maps.iter().map(AsFd::as_fd));
+        let maps = maps.chain([("sockets", xdp.sockets), ("egress", self.egress.as_fd())]);
+        let maps = maps.filter_map(|(name, fd)| Some((name, fd.as_raw_fd(), declared.get(name)?)));
         object.relocate_maps(maps, &sections).map_err(error_of)?;
         let name = if xdp.closed { "flow_closed" } else { "flow_open" };
         let program = object.programs.get(name).and_then(|it| object.functions.get(&it.function_key()));
@@ -200,6 +207,12 @@ fn descriptor(fd: &ProgramFd) -> io::Result<OwnedFd> {
 fn error_of(error: impl std::error::Error + 'static) -> io::Error {
     let mut source: Option<&dyn std::error::Error> = Some(&error);
     while let Some(at) = source {
+        if let Some(ProgramError::LoadError { io_error, verifier_log }) = at.downcast_ref()
+            && io_error.raw_os_error() == Some(libc::EACCES)
+            && !verifier_log.to_string().is_empty()
+        {
+            return io::Error::from_raw_os_error(sys::REFUSED_BY_VERIFIER);
+        }
         if let Some(number) = at.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
             return io::Error::from_raw_os_error(number);
         }

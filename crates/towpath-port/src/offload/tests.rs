@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
+use super::deny::{Denying, Net};
 use super::*;
 use crate::netns::{Host, ip, until, veth, within};
 use crate::{Burst, Port, Received, af_packet, driver::DriverConfig};
 
 const ENTRIES: u32 = 64;
-const FLOWS: Flows = Flows { entries: ENTRIES, outlive: false };
+const FLOWS: Flows = Flows { entries: ENTRIES, outlive: false, deny: true };
 
 fn key(ifindex: u32, port: u16) -> FlowKey {
     FlowKey {
@@ -148,6 +149,53 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
     });
 }
 
+/// Sources in the map are dropped at a port whose entry has the current epoch, by the first of its rules that has them, and counted.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn frames_of_denied_sources_are_dropped_and_counted() {
+    within(|| {
+        let World { map, mut wan, links: [from, _], left, .. } = world();
+        let sender = left.run(|| std::net::UdpSocket::bind("10.0.0.1:7").unwrap());
+        let send = || assert_eq!(sender.send_to(b"12345678", "10.0.0.2:7").unwrap(), 8);
+        let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
+        let deny = map.deny();
+        let entries =
+            [(net("10.0.0.0", 8), 0b100), (net("10.0.0.1", 32), 0b110), (net("10.0.0.9", 32), 0b001)];
+        deny.write(&entries).unwrap();
+        let port = Denying { ifindex: from.ifindex, any_vlan: true, rules: 0b111, ..Denying::default() };
+        deny.add_port(5, port).unwrap();
+        map.set_denying_ports(1);
+        // The entry has no epoch yet.
+        send();
+        until(|| received(&mut wan, 7) == 1);
+        deny.renew(5, 7);
+        (0..20).for_each(|_| send());
+        until(|| deny.counts(5, 1).unwrap() == [20, 20 * 36]);
+        // The network alone, for another rule.
+        deny.remove(&[net("10.0.0.1", 32), net("10.0.0.77", 32)]).unwrap();
+        (0..10).for_each(|_| send());
+        until(|| deny.counts(5, 2).unwrap() == [10, 10 * 36]);
+        assert_eq!((deny.counts(5, 0).unwrap(), deny.counts(5, 1).unwrap()), ([0; 2], [20, 20 * 36]));
+        let stats = map.stats().unwrap();
+        assert_eq!((stats.dropped_packets, stats.dropped_bytes, received(&mut wan, 7)), (30, 30 * 36, 0));
+        // Another epoch, rules of other tables, another port, no entry.
+        map.set_epoch(|_| 8);
+        send();
+        until(|| received(&mut wan, 7) == 1);
+        deny.renew(5, 8);
+        deny.add_port(5, Denying { rules: 0b011, ..port }).unwrap();
+        deny.renew(5, 8);
+        send();
+        until(|| received(&mut wan, 7) == 1);
+        deny.add_port(6, Denying { ifindex: from.ifindex + 1000, ..port }).unwrap();
+        deny.renew(6, 8);
+        deny.remove_port(5, port).unwrap();
+        send();
+        until(|| received(&mut wan, 7) == 1);
+        assert_eq!(map.stats().unwrap().dropped_packets, 30);
+    });
+}
+
 /// The map has as many entries as it was opened with.
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
@@ -196,6 +244,19 @@ fn the_host_filter_comes_first() {
     });
 }
 
+/// The verifier accepts all programs of a process with all privileges, also that of Linux 6.1 (`.ci/nightly verifier`).
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn all_programs_load() {
+    within(|| {
+        let sockets = crate::sys::WordMap::new(17, 64).unwrap();
+        for (closed, frags) in [(false, true), (true, false)] {
+            let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
+            load_xdp(std::process::id(), Flows { entries: 8 * ENTRIES, ..FLOWS }, xdp).unwrap();
+        }
+    });
+}
+
 /// The verifier accepts the programs of a thread with the privileges of the engine's launcher, without CAP_PERFMON.
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
@@ -207,7 +268,38 @@ fn xdp_programs_load() {
         set_capabilities(None, own).unwrap();
         for (closed, frags) in [(false, true), (true, false)] {
             let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
-            load_xdp(std::process::id(), 2 * ENTRIES, xdp).unwrap();
+            load_xdp(std::process::id(), Flows { entries: 2 * ENTRIES, ..FLOWS }, xdp).unwrap();
         }
+    });
+}
+
+/// A program that the verifier refuses is not a missing privilege, and a missing privilege is not a program that it refuses.
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn the_verifiers_refusal_is_no_missing_privilege() {
+    within(|| {
+        // r0 = *(u32 *)(r1 + 4096), beyond the context; exit.
+        let code = [0x1000_1061, 0x95];
+        let load = || crate::sys::bpf_load(6, &code, 0, 37).unwrap_err();
+        assert_eq!(load().raw_os_error(), Some(crate::sys::REFUSED_BY_VERIFIER), "{}", load());
+        let reason = |error: i32| {
+            let opener = Opener::new(move |_| Err(io::Error::from_raw_os_error(error)));
+            FlowMap::open(&opener, ENTRIES).unwrap_err()
+        };
+        assert!(reason(crate::sys::REFUSED_BY_VERIFIER).contains("verifier refuses a program"));
+        assert!(reason(libc::EACCES).contains("may not load BPF programs"));
+        let config = crate::af_xdp::Config::new("wan");
+        let error = config.refused("attaching", load()).to_string();
+        assert!(error.contains("attaching: the kernel's verifier refuses"), "{error}");
+        let none = CapabilitySet::empty();
+        set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+            .unwrap();
+        assert_eq!(load().raw_os_error(), Some(libc::EPERM));
+        let config = af_packet::Config {
+            flows: Some(Flows { entries: 4 * ENTRIES, ..FLOWS }),
+            ..af_packet::Config::new("wan")
+        };
+        let reason = FlowMap::open(&Opener::local(&config), 4 * ENTRIES).unwrap_err();
+        assert!(reason.contains("may not load BPF programs"), "{reason}");
     });
 }

@@ -13,7 +13,7 @@ pub struct Offload {
     pub after: u64,
     /// The states of all rules; otherwise those of rules with `offload`.
     pub all: bool,
-    /// The kernel drops the packets of flows that inspectors block.
+    /// The kernel drops the packets of flows that inspectors block, and of sources that rules deny by a table.
     pub deny: bool,
     /// Entries of the map.
     pub entries: u32,
@@ -24,7 +24,7 @@ pub struct Offload {
 impl Offload {
     /// What the ports need.
     pub fn flows(&self) -> Flows {
-        Flows { entries: self.entries, outlive: self.outlive }
+        Flows { entries: self.entries, outlive: self.outlive, deny: self.deny }
     }
 }
 

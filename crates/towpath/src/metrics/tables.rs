@@ -20,7 +20,7 @@ use crate::control::ControlStats;
 use crate::events::EventStats;
 use crate::ipfix::IpfixStats;
 use crate::logging::LogStats;
-use crate::offload::OffloadStats;
+use crate::offload::{NotOffloaded, OffloadStats};
 use crate::snapshot::running::RunningStats;
 use crate::worker_pool::{UnsentStats, UpgradeStats, Violations};
 
@@ -51,6 +51,7 @@ pub const TABLES: &[Table] = &[
     table("Dynamic states", &[], towpath_gate::state::Counters::TABLE),
     table("Dynamic states", &[], RunningStats::TABLE),
     table("Flow offload", &[], OffloadStats::TABLE),
+    table("Flow offload", &[], NotOffloaded::TABLE),
     table("Flow offload", &[], PathStats::TABLE),
     table("Queues", &["queue"], queue::Stats::TABLE),
     table("Queues", &["queue"], flow_verdict::Stats::TABLE),

@@ -13,6 +13,8 @@ pub struct Interface {
     pub name: String,
     /// A native XDP program redirects the packets that it receives.
     pub native: bool,
+    /// The kernel's network stack processes its packets, too.
+    pub shared: bool,
 }
 
 /// See the module documentation.
@@ -58,6 +60,12 @@ impl Interfaces {
             Some(Some(_)) => self.known.get(port).copied().flatten().ok_or(NoPath::Down),
             _ => Err(NoPath::Port),
         }
+    }
+
+    /// The link of a port whose packets the kernel's network stack does not get.
+    pub(super) fn exclusive_link(&self, port: usize) -> Option<Link> {
+        let is_exclusive = self.ports.get(port)?.as_ref().is_some_and(|it| !it.shared);
+        self.link(port).ok().filter(|_| is_exclusive)
     }
 
     /// The links of two ports: packets of `from` leave by `to`. Then whether `to` takes frames of one buffer only.

@@ -5,6 +5,8 @@ use towpath_gate::NoOffload;
 use towpath_gate::state::Listed;
 use towpath_wire::proto;
 
+use super::NotOffloaded;
+
 /// TCP flags in ipfw's word of a state: the SYN of each side.
 const SYNS: u32 = 0x0202;
 /// RST of either side, and FIN of both.
@@ -16,9 +18,21 @@ pub(super) fn is_transient(reason: NoPath) -> bool {
     matches!(reason, NoPath::NoRoute | NoPath::NotEstablished | NoPath::Rules(NoOffload::Recheck))
 }
 
-/// The reason may be gone later.
-pub(super) fn may_change(reason: NoPath) -> bool {
-    is_transient(reason) || matches!(reason, NoPath::Rules(NoOffload::NoVerdict(_)))
+/// Counts a direction that has no entry, unless the reason may be gone later.
+pub(super) fn count(refused: &mut NotOffloaded, reason: NoPath) {
+    let NotOffloaded { rules, not_marked, port, not_forwarded, local, tagged, native_egress, down } = refused;
+    *match reason {
+        NoPath::NoRoute | NoPath::NotEstablished => return,
+        NoPath::Rules(NoOffload::Recheck | NoOffload::NoVerdict(_)) => return,
+        NoPath::Rules(_) => rules,
+        NoPath::NotMarked => not_marked,
+        NoPath::Port => port,
+        NoPath::NotForwarded => not_forwarded,
+        NoPath::Local => local,
+        NoPath::Tagged => tagged,
+        NoPath::Target => native_egress,
+        NoPath::Down => down,
+    } += 1;
 }
 
 /// A TCP connection whose SYNs were seen and that has not ended; any other flow.
@@ -37,6 +51,32 @@ mod tests {
     use towpath_gate::state::{Flow, Kind, Name, Origin, RuleId};
 
     use super::*;
+
+    /// `explain` and the counters have one name for each reason.
+    #[test]
+    fn reasons_are_counted_by_their_names() {
+        let mut refused = NotOffloaded::default();
+        for reason in [
+            NoPath::Rules(NoOffload::Protocol),
+            NoPath::NotMarked,
+            NoPath::Port,
+            NoPath::NotForwarded,
+            NoPath::Local,
+            NoPath::Tagged,
+            NoPath::Target,
+            NoPath::Down,
+        ] {
+            let mut expected = refused;
+            expected.set(reason.name(), 1);
+            count(&mut refused, reason);
+            assert_eq!(refused, expected, "{reason}");
+        }
+        assert!(
+            towpath_metrics::Metrics::table(&refused)
+                .iter()
+                .all(|metric| metric.label == Some(("reason", metric.name)))
+        );
+    }
 
     #[test]
     fn connections_are_offloaded_while_they_are_established() {

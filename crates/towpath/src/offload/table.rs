@@ -13,16 +13,17 @@ use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
     Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, Segment,
 };
-use towpath_gate::{FlowDecision, PortId, Walker};
+use towpath_gate::{FlowDecision, NoOffload, PortId, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
+use super::denied::Denied;
 use super::entry::{Entry, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
-use super::reasons::{begins, is_established, is_transient, may_change};
+use super::reasons::{begins, count, is_established, is_transient};
 use super::verdicts::{Verdicts, are_same};
-use super::{ACTIVITY, LINKS, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
+use super::{ACTIVITY, LINKS, NotOffloaded, OffloadStats, PENDING, Parts, QUARANTINE, SWEEP, TICK, VERSION};
 use crate::config;
 
 /// Limits on the work of one step, in which others wait for the lock: a few milliseconds.
@@ -66,6 +67,8 @@ pub(super) struct Table {
     /// Where a walk through all states continues.
     sweep: Option<Cursor>,
     verdicts: Verdicts,
+    /// With `deny`.
+    denied: Option<Denied>,
     /// States were not examined for lack of room.
     missed: bool,
     /// The beginning of the last walk for this reason.
@@ -73,6 +76,7 @@ pub(super) struct Table {
     ticked: Instant,
     active: Instant,
     stats: OffloadStats,
+    refused: NotOffloaded,
 }
 
 impl Table {
@@ -86,6 +90,7 @@ impl Table {
         let Parts { walker, journal, topology, directory, start, .. } = parts;
         let capacity = map.capacity();
         let now = Instant::now();
+        let denied = config.deny.then(|| Denied::new(Arc::clone(&map)));
         Self {
             map,
             config,
@@ -105,17 +110,20 @@ impl Table {
             // States that exist already.
             sweep: Some(Cursor::default()),
             verdicts: Verdicts::new(verdicts),
+            denied,
             missed: false,
             swept: now,
             ticked: now,
             active: now,
             stats: OffloadStats { capacity: capacity.into(), ..OffloadStats::default() },
+            refused: NotOffloaded::default(),
         }
     }
 
-    pub(super) fn stats(&self) -> OffloadStats {
+    pub(super) fn stats(&self) -> (OffloadStats, NotOffloaded) {
         let deferred = self.stats.deferred + self.verdicts.deferred();
-        OffloadStats { entries: self.entries.len() as u64, deferred, ..self.stats }
+        let denied = self.denied.as_ref().map_or(0, Denied::len) as u64;
+        (OffloadStats { entries: self.entries.len() as u64, denied, deferred, ..self.stats }, self.refused)
     }
 
     /// The time of the states.
@@ -136,6 +144,8 @@ impl Table {
         }
         self.follow_epoch();
         let mut busy = self.read_journal(now);
+        let at = self.now();
+        busy |= self.denied.as_mut().is_some_and(|denied| denied.step(&mut self.walker, now, at));
         busy |= self.read_verdicts();
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
@@ -175,6 +185,14 @@ impl Table {
         self.stale = self.entries.keys().copied().collect();
         self.sweep = Some(Cursor::default());
         self.verdicts.tidy();
+        if let Some(denied) = &mut self.denied {
+            denied.follow(&mut self.walker, &self.topology, &self.interfaces, epoch);
+        }
+    }
+
+    /// See [`Denied::explain`].
+    pub(super) fn denied(&mut self, packets: (IpAddr, PortId), denies: u32) -> Option<Result<(), NoOffload>> {
+        self.denied.as_ref()?.explain(&mut self.walker, packets, denies)
     }
 
     /// Offloads the flows that inspectors have passed.
@@ -356,7 +374,7 @@ impl Table {
     fn offer(&mut self, state: &StateKey, origin: Origin) -> bool {
         let (flow, _) = *state;
         let RecordedPort::Port(port) = origin.port() else {
-            self.stats.not_offloaded += 1;
+            count(&mut self.refused, NoPath::Port);
             return false;
         };
         let at = self.now();
@@ -385,9 +403,8 @@ impl Table {
         arrival: PortId,
         at: Time,
     ) -> Result<Option<PortId>, NoPath> {
-        let (key, path, redirect, neighbor) = self
-            .prepare(flow, arrival, at)
-            .inspect_err(|reason| self.stats.not_offloaded += u64::from(!may_change(*reason)))?;
+        let (key, path, redirect, neighbor) =
+            self.prepare(flow, arrival, at).inspect_err(|reason| count(&mut self.refused, *reason))?;
         let egress = (!path.walk.blocked).then_some(path.egress);
         if !self.entries.contains_key(&key) {
             self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
@@ -557,9 +574,16 @@ impl Table {
         let now = Instant::now();
         let keys: Vec<_> = self.entries.keys().copied().collect();
         keys.iter().for_each(|key| self.remove(key, now));
+        let at = self.now();
+        if let Some(denied) = &mut self.denied {
+            denied.clear(&mut self.walker, now, at);
+        }
     }
 
     fn release_slots(&mut self, now: Instant) {
+        if let Some(denied) = &mut self.denied {
+            denied.release(now);
+        }
         self.settle_ended(self.now());
         while let Some((_, entry)) =
             self.quarantine.pop_front_if(|(since, _)| now.saturating_duration_since(*since) >= QUARANTINE)
@@ -591,6 +615,9 @@ impl Table {
             }
         }
         self.settle_ended(at);
+        if let Some(denied) = &mut self.denied {
+            denied.drain(&mut self.walker, at);
+        }
         self.walker.idle();
     }
 

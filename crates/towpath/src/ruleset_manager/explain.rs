@@ -3,7 +3,7 @@
 use towpath_engine::ForwardMode;
 use towpath_engine::offload::NoPath;
 use towpath_gate::state::Foreseen;
-use towpath_gate::{Dir, NoOffload, PacketSpec, PortId, Walk};
+use towpath_gate::{Dir, NoOffload, Obstacle, PacketSpec, PortId, Walk};
 use towpath_wire::Packet;
 
 use super::RulesetManager;
@@ -70,7 +70,20 @@ impl RulesetManager {
                 "offload: the kernel forwards the packets of this flow once it has a state with enough packets, if no rule prevents it"
                     .to_owned()
             }
-            Err(reason) => format!("offload: the packets of this flow stay in the engine: {reason}"),
+            Err(NoPath::Rules(reason @ NoOffload::Rule(rule, Obstacle::Action))) => {
+                let stays = format!("offload: the packets of this flow stay in the engine: {reason} (rules)");
+                match offload.denied((flow.ends.addresses().0, arrival), rule) {
+                    Some(Ok(())) => {
+                        format!("offload: the kernel drops the packets of this source: rule {rule} denies it by a table")
+                    }
+                    Some(Err(end)) => format!("{stays}; the kernel drops no packets by its table, because {end}"),
+                    None => stays,
+                }
+            }
+            Err(reason) => {
+                let name = reason.name();
+                format!("offload: the packets of this flow stay in the engine: {reason} ({name})")
+            }
         })
     }
 }

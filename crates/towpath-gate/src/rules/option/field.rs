@@ -262,9 +262,17 @@ impl FieldTest {
         // FIN, SYN, RST, ACK.
         const KNOWN: u8 = 0x17;
         match self {
+            Self::TcpFlags(flags) => (flags.set | flags.clear) & !KNOWN == 0,
+            _ => self.is_fixed_by_form(),
+        }
+    }
+
+    /// Returns true if the result is the same for all packets of a family and a protocol that have no fragments, options and extension
+    /// headers of IP.
+    pub(crate) fn is_fixed_by_form(&self) -> bool {
+        match self {
             Self::MacType(_) | Self::IpVersion(_) | Self::IpOptions(_) | Self::Ext6Hdr(_) => true,
             Self::Frag(flags) => *flags == Flags::default() || *flags == OFFSET,
-            Self::TcpFlags(flags) => (flags.set | flags.clear) & !KNOWN == 0,
             _ => false,
         }
     }

@@ -116,6 +116,7 @@ pub(crate) fn collect<R: 'static>(
                 samples.add(&[], &ruleset.snapshot_stats());
                 if let Some(Ok(shown)) = ruleset.offload().map(|offload| offload.show()) {
                     samples.add(&[], &shown.stats);
+                    samples.add(&[], &shown.refused);
                     samples.add(&[], &shown.path);
                 }
                 for rule in ruleset.rules().into_iter().take(RULES) {

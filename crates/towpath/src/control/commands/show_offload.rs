@@ -13,8 +13,13 @@ use crate::metrics::{self, Layout};
 #[serde(deny_unknown_fields)]
 pub(super) struct ShowOffload {}
 
-/// The packets that the kernel did not forward are in a separate object.
-const PATH: Layout = Layout { families: &[("missed", "missed")], renamed: &[], moved: &[], hidden: &[] };
+/// The packets that the kernel did not forward, and the flows without an entry, are in separate objects.
+const BY_REASON: Layout = Layout {
+    families: &[("missed", "missed"), ("not_offloaded", "not_offloaded")],
+    renamed: &[],
+    moved: &[],
+    hidden: &[],
+};
 
 impl Query for ShowOffload {
     const WORDS: &'static str = "show offload";
@@ -30,7 +35,8 @@ impl Query for ShowOffload {
         let offload = context.ruleset()?.offload().ok_or_else(none)?;
         let shown = offload.show().map_err(|error| Refusal::new(Code::NotFound, error.to_string()))?;
         let mut object = metrics::json(&shown.stats);
-        object.extend(PATH.object(&shown.path));
+        object.extend(BY_REASON.object(&shown.refused));
+        object.extend(BY_REASON.object(&shown.path));
         object.insert("epoch".to_owned(), shown.epoch.into());
         object.insert("paused".to_owned(), shown.paused.into());
         Ok(Reply::Answer(Self::ANSWER, json!({ "offload": object })))
@@ -41,7 +47,7 @@ impl Query for ShowOffload {
         for (name, value) in answer["offload"].as_object().into_iter().flatten() {
             match value.as_object() {
                 Some(reasons) => {
-                    text += &format!("{name}\n");
+                    text += &format!("{}\n", name.replace('_', " "));
                     for (reason, count) in reasons {
                         text += &format!("  {:<18}{count:>16}\n", reason.replace('_', " "));
                     }

@@ -342,7 +342,8 @@ impl Supervisor {
                     let offloads = port.driver.clone().set_flows(settings.flows());
                     let native = port.driver.redirects_natively();
                     let name = port.driver.interface().filter(|_| offloads)?;
-                    Some(offload::Interface { name: name.to_owned(), native })
+                    let shared = port.driver.shares_with_kernel();
+                    Some(offload::Interface { name: name.to_owned(), native, shared })
                 });
                 let parts = offload::Parts {
                     walker,

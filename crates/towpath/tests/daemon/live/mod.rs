@@ -13,6 +13,7 @@ mod mux_kills;
 mod mux_upgrade;
 mod nfqueue;
 mod offload;
+mod offload_denied;
 mod offload_fail;
 mod offload_same;
 mod offload_verdicts;

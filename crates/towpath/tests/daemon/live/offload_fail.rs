@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 use towpath_port::netns::within;
 
 use super::machines::*;
 use super::offload::{Flow, entries, offload, offload_machines};
+use super::upgrade::{self, Running};
 use crate::support::until;
 
 const RULES: &str = "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any 5001 recv wan keep-state\n";
@@ -59,6 +60,8 @@ impl Numbered {
 
 /// Without an engine, what does not arrive at once does not arrive.
 const SHORT: Duration = Duration::from_millis(200);
+/// With an engine, a datagram arrives, also if the machine is busy.
+const PATIENT: Duration = Duration::from_secs(20);
 
 /// With `fail = "open"`, the kernel forwards the flow until its lifetime ends, and no other one. The next engine takes over; no packet has
 /// two paths.
@@ -96,6 +99,52 @@ pub(super) fn flows_outlive(bridge: &str) {
         std::fs::write(files.path().join("t.toml"), bridge).unwrap();
         Engine::start(files.path()).stop();
         assert!(!pin.exists());
+    });
+}
+
+/// After an upgrade with `fail = "open"`, the flows of the new engine go on if it is killed at an `af_xdp` port, whose link it has taken over.
+/// At an `af_packet` port they end with it: its program is not pinned. In both cases, no packet is lost or has two paths at the upgrade.
+#[towpath_testenv::needs(netns, tcx, bpffs)]
+#[test]
+fn flows_end_with_a_killed_engine_after_an_upgrade() {
+    upgraded(BRIDGE, false);
+}
+
+pub(super) fn upgraded(bridge: &str, outlives: bool) {
+    within(|| {
+        let (left, right) = offload_machines(bridge);
+        let files = files("", RULES);
+        let directory = files.path();
+        let program =
+            upgrade::script(directory, "next", &format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_towpath")));
+        let config = format!(
+            "{bridge}[settings]\ndyn_udp_lifetime = 300\n[offload]\nrules = \"all\"\n\
+             [engine]\nupgrade = [\"{program}\"]\nupgrade-time = 60\n"
+        );
+        std::fs::write(directory.join("t.toml"), config).unwrap();
+        let mut engine = Running::start(directory);
+        let mut flow = Numbered::new(Flow::new(&left, &right, 5001));
+        until(|| flow.passes(SHORT) && offload(&engine.first, "entries") == 2);
+        engine.upgrade();
+        // The state came with the upgrade, and has entries of the new engine.
+        until(|| flow.passes(PATIENT) && offload(&engine.first, "entries") == 2);
+        let before = offload(&engine.first, "forwarded_packets");
+        (0..50).for_each(|_| assert!(flow.passes(PATIENT)));
+        assert!(offload(&engine.first, "forwarded_packets") >= before + 100);
+        let process = pidfd_open(engine.id(), PidfdFlags::empty()).unwrap();
+        kill_process(engine.id(), Signal::KILL).unwrap();
+        upgrade::ended(&process);
+        if outlives {
+            flow.goes_on();
+        } else {
+            until(|| !flow.passes(SHORT));
+            (0..5).for_each(|_| assert!(!flow.passes(SHORT)));
+        }
+        // The next engine has the packets again.
+        let engine = Engine::start(directory);
+        flow.goes_on();
+        until(|| flow.passes(SHORT) && offload(&engine, "entries") == 2);
+        engine.stop();
     });
 }
 

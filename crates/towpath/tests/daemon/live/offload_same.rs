@@ -49,13 +49,21 @@ struct Traffic {
     frames: Vec<Sent>,
 }
 
+/// The rules of the engines, and those that a reload adds.
+#[derive(Clone, Copy)]
+struct Rules {
+    first: &'static str,
+    more: &'static str,
+}
+
 /// What an engine did.
 struct Outcome {
     /// The frames that arrived, of each part of the traffic.
     arrived: Vec<Vec<Sent>>,
     rules: Vec<Value>,
     states: Vec<Value>,
-    forwarded: u64,
+    /// Packets that the kernel forwarded or dropped.
+    decided: u64,
 }
 
 /// The addresses of an IP packet, the smaller one first, and whether that is its source.
@@ -130,15 +138,15 @@ impl Ends {
 }
 
 /// Adds rules to the file, and waits until the engine has them.
-fn reload(engine: &Engine, directory: &Path) {
-    std::fs::write(directory.join("r.ipfw"), format!("{RULES}{MORE}")).unwrap();
+fn reload(engine: &Engine, directory: &Path, Rules { first, more }: Rules) {
+    std::fs::write(directory.join("r.ipfw"), format!("{first}{more}")).unwrap();
     engine.signal(Signal::HUP);
     let has = |rules: &Value| rules.as_array().unwrap().iter().any(|rule| rule["number"] == 250);
     until(|| has(&engine.json("show rules --json")["rules"]));
 }
 
 /// The traffic through an engine with this configuration.
-fn through(config: &str, traffic: &[Traffic]) -> Outcome {
+fn through(config: &str, rules: Rules, traffic: &[Traffic]) -> Outcome {
     let (left, right) = machines();
     // Without addresses, the machines answer nothing.
     left.run(|| ip("addr flush dev l0"));
@@ -149,12 +157,12 @@ fn through(config: &str, traffic: &[Traffic]) -> Outcome {
         right: right.run(|| Socket::open(af_packet::Config::new("r0")).unwrap()),
         marker,
     };
-    let files = files(config, RULES);
+    let files = files(config, rules.first);
     let engine = Engine::start(files.path());
     let mut arrived = Vec::new();
     for part in traffic {
         if part.reload {
-            reload(&engine, files.path());
+            reload(&engine, files.path(), rules);
         }
         let mut of_part = Vec::new();
         for batch in part.frames.chunk_by(|(one, _), (other, _)| one == other) {
@@ -166,7 +174,9 @@ fn through(config: &str, traffic: &[Traffic]) -> Outcome {
         of_part.sort();
         arrived.push(of_part);
     }
-    let forwarded = if config.contains("[offload]") { offload(&engine, "forwarded_packets") } else { 0 };
+    let counters =
+        ["forwarded_packets", "dropped_packets"].into_iter().filter(|_| config.contains("[offload]"));
+    let decided = counters.map(|name| offload(&engine, name)).sum();
     let rows = |what: &str, keys: &[&str]| {
         let shown = engine.json(&format!("show {what} --json"));
         let lasts = |row: &&Value| row["expire"].as_u64().is_none_or(|seconds| seconds > CLOSED);
@@ -179,7 +189,7 @@ fn through(config: &str, traffic: &[Traffic]) -> Outcome {
     let states =
         rows("states", &["proto", "src", "src_port", "dst", "dst_port", "packets", "bytes", "kind", "rule"]);
     engine.stop();
-    Outcome { arrived, rules, states, forwarded }
+    Outcome { arrived, rules, states, decided }
 }
 
 /// Returns what differs.
@@ -192,14 +202,14 @@ fn differences(one: &[Value], other: &[Value]) -> Vec<(bool, Value)> {
 }
 
 /// Passes the traffic through both engines and compares. At least `least` packets must not come to the engine with offload.
-fn pass_as_without_offload(traffic: &[Traffic], least: u64) {
+fn pass_as_without_offload(bridge: &str, rules: Rules, traffic: &[Traffic], least: u64) {
     let mut outcomes = Vec::new();
-    for config in ["", "[offload]\nrules = \"all\"\nafter = 1\n"] {
-        let config = format!("{BRIDGE}{LIFETIMES}{config}");
-        within(|| outcomes.push(through(&config, traffic)));
+    for config in ["", "[offload]\nrules = \"all\"\nafter = 1\ndeny = true\n"] {
+        let config = format!("{bridge}{LIFETIMES}{config}");
+        within(|| outcomes.push(through(&config, rules, traffic)));
     }
     let Ok([without, with]) = <[_; 2]>::try_from(outcomes) else { unreachable!("two configurations") };
-    assert!(with.forwarded > least, "{}", with.forwarded);
+    assert!(with.decided > least, "{}", with.decided);
     for (part, (one, other)) in traffic.iter().zip(without.arrived.iter().zip(&with.arrived)) {
         let missing: Vec<_> = one.iter().filter(|frame| !other.contains(frame)).collect();
         assert!(
@@ -230,7 +240,7 @@ fn captures_pass_as_without_offload() {
         known.extend(hosts);
         is_new
     });
-    pass_as_without_offload(&traffic, 100);
+    pass_as_without_offload(BRIDGE, Rules { first: RULES, more: MORE }, &traffic, 100);
 }
 
 /// Numbers that are the same in each run (xorshift64, Marsaglia 2003).
@@ -346,5 +356,79 @@ fn generated() -> Vec<Traffic> {
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
 fn generated_traffic_passes_as_without_offload() {
-    pass_as_without_offload(&generated(), 200);
+    pass_as_without_offload(BRIDGE, Rules { first: RULES, more: MORE }, &generated(), 200);
+}
+
+/// Two tables of sources, which overlap, and rules that all packets match before.
+const DENY: &str = "\
+table bad create type addr
+table bad add 10.0.1.0/24
+table bad add 10.0.2.3
+table worse create type addr
+table worse add 10.0.2.0/25
+table worse add 10.0.1.5
+table worse add 2001:db8::/64
+add 40 allow icmp from 192.0.2.1 to 192.0.2.2
+add 50 allow layer2 mac-type arp
+add 60 count ip from any to any in recv wan
+add 70 deny ip from table(bad) to any in
+add 80 deny ip from table(worse) to any in recv wan
+add 90 count tcp from any to any setup
+add 100 check-state
+add 200 allow udp from any to any keep-state
+add 300 allow ip from any to any
+";
+/// A longer prefix of one table is in the other one, and a rule counts what the second one denied before.
+const DENY_MORE: &str =
+    "table bad add 10.0.2.64/26\nadd 65 count ip from any to any in\nadd 250 count ip from any to any\n";
+
+/// Packets of many sources: segments with all kinds of flags, datagrams, fragments, options, ICMP.
+fn packets_of_sources(numbers: &mut Numbers, count: usize) -> Vec<Sent> {
+    let packet = |numbers: &mut Numbers| {
+        let port = 1000 + numbers.below(4);
+        let (from, to) = match numbers.below(8) {
+            0 => (format!("[2001:db8::{:x}]", 1 + numbers.below(3)), "[2001:db8:1::1]"),
+            1 => (format!("[2001:db8:0:{:x}::1]", numbers.below(2)), "[2001:db8:1::1]"),
+            _ => (
+                format!("10.0.{}.{}", numbers.below(4), numbers.below(8) * 16 + 3 + numbers.below(3)),
+                "10.0.9.9",
+            ),
+        };
+        let (six, ends) = (from.starts_with('['), format!("{from}:{port} > {to}:80"));
+        let len = numbers.below(1200);
+        let words = match numbers.below(10) {
+            0 => format!("tcp {ends} syn"),
+            1 => format!("tcp {ends} rst"),
+            2 => format!("tcp {ends} fin ack"),
+            3 if !six => format!("udp {ends} len {len} ipopt rr"),
+            4 if !six => format!("udp {ends} id {} mf len 24", 1 + len),
+            5 if !six => format!("icmp {from} > {to}"),
+            6 | 7 => format!("tcp {ends} ack len {len}"),
+            _ => format!("udp {ends} len {len}"),
+        };
+        PacketSpec::parse(&words).unwrap_or_else(|error| panic!("{words}: {error}")).frame
+    };
+    (0..count).map(|_| (numbers.below(4) > 0, packet(numbers))).collect()
+}
+
+fn tables_deny_as_without_offload(bridge: &str) {
+    let numbers = &mut Numbers(0x2545_f491_4f6c_dd1d);
+    let part = |name: &str, reload, frames| Traffic { name: name.into(), reload, frames };
+    let traffic = [
+        part("before the reload", false, packets_of_sources(numbers, 600)),
+        part("after the reload", true, packets_of_sources(numbers, 600)),
+    ];
+    pass_as_without_offload(bridge, Rules { first: DENY, more: DENY_MORE }, &traffic, 200);
+}
+
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn sources_of_a_table_are_denied_as_without_offload() {
+    tables_deny_as_without_offload(BRIDGE);
+}
+
+#[towpath_testenv::needs(netns, xdp)]
+#[test]
+fn sources_of_a_table_are_denied_as_without_offload_on_xdp() {
+    tables_deny_as_without_offload(&BRIDGE.replace("af_packet", "af_xdp"));
 }
