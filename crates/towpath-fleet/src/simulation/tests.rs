@@ -429,3 +429,20 @@ fn a_gate_that_returns_with_a_restarted_one_asks_all_peers() {
     steps.into_iter().for_each(|step| world.step(step));
     world.settle();
 }
+
+/// The acknowledgement of a SYN may come after other segments. It begins the long lifetime, which all gates learn at once.
+#[test]
+fn a_late_acknowledgement_of_a_syn_is_sent() {
+    let mut world = World::new(CALM, 1);
+    world.step(Step::Wait(3_000));
+    let tcp = |flags, reply| Step::Packet { gate: 0, flow: 1, reply, tcp: Some(flags) };
+    for step in [tcp("syn", false), tcp("syn", true), tcp("ack", false)] {
+        world.step(step);
+    }
+    world.step(Step::Wait(500));
+    // A state with less than 30 s left is not listed.
+    assert!(world.table(1).is_empty());
+    world.step(tcp("syn ack", true));
+    world.step(Step::Wait(500));
+    assert_eq!(world.table(1).keys().copied().collect::<Vec<_>>(), [1001]);
+}

@@ -156,8 +156,8 @@ pub(crate) enum ExpiryChange {
     Extended,
     /// It is sooner.
     Shortened(Time),
-    /// Another connection begins in the state of one that has ended.
-    Reopened,
+    /// Another connection begins in the state of one that has ended, or a SYN completes the handshake of one that was answered before.
+    Opened,
 }
 
 /// What another gate has seen of a connection.
@@ -438,10 +438,10 @@ impl<'a, const N: usize> Entry<'a, N> {
         loop {
             let (before, acks_before) = (clock.load(Ordering::Relaxed), acks.load(Ordering::Relaxed));
             let mut tcp = unpack_tcp(before, acks_before);
-            let mut reopened = false;
+            let mut opened = false;
             if flags & (SYN | RST) != 0 {
-                match self.opens_or_ends(&mut tcp, direction, segment, settings) {
-                    Some(other) => reopened = other,
+                match self.opens_or_ends(&mut tcp, direction, segment, now, settings) {
+                    Some(opens) => opened = opens,
                     None => return ExpiryChange::Extended,
                 }
             }
@@ -457,7 +457,7 @@ impl<'a, const N: usize> Entry<'a, N> {
             let end = self.tcp_lifetime(life, settings).map(|seconds| after(now, seconds));
             if let Some(change) = self.exchange(before, end, pack(tcp.seen)) {
                 return match change {
-                    ExpiryChange::Extended if reopened => ExpiryChange::Reopened,
+                    ExpiryChange::Extended if opened => ExpiryChange::Opened,
                     change => change,
                 };
             }
@@ -478,7 +478,7 @@ impl<'a, const N: usize> Entry<'a, N> {
     }
 
     /// Prepares the state for a SYN or a RST. A SYN that begins another connection resets `tcp`. Returns whether another connection
-    /// begins, or `None` for a reset that is ignored. With strict tracking, the windows have already accepted the segment.
+    /// begins or an answered one is established now, or `None` for a reset that is ignored. With strict tracking, the windows have already accepted the segment.
     #[cold]
     #[inline(never)]
     fn opens_or_ends(
@@ -486,6 +486,7 @@ impl<'a, const N: usize> Entry<'a, N> {
         tcp: &mut Tcp,
         direction: Direction,
         segment: &Segment,
+        now: Time,
         settings: &Settings,
     ) -> Option<bool> {
         if segment.tcp_flags & RST != 0 {
@@ -499,7 +500,11 @@ impl<'a, const N: usize> Entry<'a, N> {
         if !tcp.is_established() && !self.every_packet() {
             self.set_scale(direction, segment.tcp_wscale.unwrap_or(0));
         }
-        Some(reopens)
+        let (flags, ack, short) = (segment.tcp_flags, segment.tcp_ack, after(now, settings.dyn_syn_lifetime));
+        let establishes = self.header().has(SEEN_REPLY)
+            && !is_sooner(stamp(short), self.expiry())
+            && Tcp { ..*tcp }.segment(direction, flags, ack) == Some(Life::Ack);
+        Some(reopens || establishes)
     }
 
     /// Returns true if the segment begins another connection in this state. The state of a deleted rule ends with its
