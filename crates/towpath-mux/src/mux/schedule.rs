@@ -7,8 +7,7 @@
 //!
 //! A turn is one message, or as many as take no longer than waking another worker; ten times as many while no
 //! other worker is idle. While several connections wait, each one gets at most this number at a time. If a message
-//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]). A worker that messages reach late may
-//! hold more than its turn ([`Mux::poll_batches_ahead`]).
+//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]).
 //!
 //! Messages of a connection that was reset or cut are discarded unless a worker has them (`discard.rs`).
 //!
@@ -72,7 +71,7 @@ impl Mux {
         now: Time,
         out: &mut Vec<Message>,
     ) -> usize {
-        let Some((most, quantum)) = self.begin_turn(id, (most, 1), others, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, most, others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -106,20 +105,7 @@ impl Mux {
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
     pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
-        self.poll_batches_ahead(id, most, 1, now, out)
-    }
-
-    /// As [`Mux::poll_batches`], for a worker that messages reach late: it may hold `ahead` of them, also if its turn has fewer, so that
-    /// the next one is there when it has done one.
-    pub fn poll_batches_ahead(
-        &mut self,
-        id: worker::Id,
-        most: usize,
-        ahead: usize,
-        now: Time,
-        out: &mut Vec<Batch>,
-    ) -> usize {
-        let Some((most, quantum)) = self.begin_turn(id, (most, ahead), true, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -165,14 +151,8 @@ impl Mux {
     }
 
     /// A worker asks for messages. Returns how many it may hold, and how many a connection may give it while others
-    /// wait. `others`: the caller gives other workers their share at the same time. `ahead`: see [`Mux::poll_batches_ahead`].
-    fn begin_turn(
-        &mut self,
-        id: worker::Id,
-        (most, ahead): (usize, usize),
-        others: bool,
-        now: Time,
-    ) -> Option<(usize, usize)> {
+    /// wait. `others`: the caller gives other workers their share at the same time.
+    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<(usize, usize)> {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
@@ -181,7 +161,7 @@ impl Mux {
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(share.max(ahead)).min(most), share))
+        Some((worker.credit.min(share).min(most), share))
     }
 
     /// The worker was given this number of messages.

@@ -5,8 +5,7 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless every local worker is stuck, or none is attached. A remote worker may have further messages on the way
-//! (`process/ahead.rs`), but one is left for each local worker.
+//! short, they get none, unless no local worker is attached.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -53,7 +52,7 @@ impl Dispatcher {
     }
 
     /// Orders the workers on other machines by their round trips.
-    pub(super) fn look(&mut self, slots: &mut [WorkerSlot], now: Instant) {
+    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
         let first = slots.partition_point(|slot| !slot.is_remote());
         let current = is_current(&self.remote, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
@@ -62,7 +61,7 @@ impl Dispatcher {
         }
         self.compared = Some(now);
         let mut trips: Vec<_> =
-            (first..slots.len()).filter_map(|at| Some((slots[at].learn_round_trip()?, at))).collect();
+            (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
         trips.sort_unstable();
         self.remote = trips.into_iter().map(|(_, at)| at).collect();
     }
@@ -91,7 +90,7 @@ impl Dispatcher {
         };
         let takes = |slot: &WorkerSlot| slot.is_idle() || slot.is_going_on(now, STUCK);
         if !self.remote.is_empty() && (quick.is_none() || !local.iter().any(takes)) {
-            busy |= self.dispatch_remote(slots, first, mux, (time, now));
+            busy |= self.dispatch_remote(slots, mux, time, now);
         }
         let waits = mux.available() > 0 && slots.iter().any(WorkerSlot::is_idle);
         let stuck = slots.iter().filter_map(|slot| slot.until_stuck(now, STUCK)).filter(|left| *left > 0);
@@ -99,33 +98,19 @@ impl Dispatcher {
         busy
     }
 
-    /// To workers on other machines, which are those from `first` on: to the idle ones first, the nearest of them before the others. One
-    /// message is left for each local worker, but an idle worker gets one.
-    fn dispatch_remote(
-        &self,
-        slots: &mut [WorkerSlot],
-        first: usize,
-        mux: &mut Mux,
-        (time, now): (Time, u64),
-    ) -> bool {
+    /// To workers on other machines: to the idle ones first, the nearest of them before the others.
+    fn dispatch_remote(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
-        // In sticky order, no worker takes a message of another one.
-        let local = match mux.config().order {
-            Order::Sticky => 0,
-            _ => slots[..first].iter().filter(|slot| slot.is_attached()).count(),
-        };
-        let spare = |mux: &Mux| mux.available().saturating_sub(local);
         let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
-        let share = spare(mux).div_ceil(idle.max(1)).max(1);
+        let share = mux.available().div_ceil(idle.max(1)).max(1);
         for at in &self.remote {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
         for at in &self.remote {
-            let most = slots[*at].working() + spare(mux);
             if slots[*at].is_going_on(now, STUCK_REMOTE) {
-                busy |= slots[*at].fill(mux, time, most);
+                busy |= slots[*at].fill(mux, time, usize::MAX);
             }
         }
         busy
@@ -204,7 +189,7 @@ mod tests {
     use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::connections::Connections;
-    use super::super::worker_slot::tests::{ask, attach, learn, set_times};
+    use super::super::worker_slot::tests::{ask, attach, learn};
     use super::*;
 
     #[test]
@@ -264,44 +249,5 @@ mod tests {
             assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "at {at}");
         }
         drop(workers);
-    }
-
-    #[test]
-    fn a_remote_worker_has_further_messages_on_the_way_if_local_ones_have_theirs() {
-        // Rows: local workers, messages that wait, messages that the local worker and the remote one then hold.
-        let rows =
-            [(1, 2, [1, 1]), (1, 3, [1, 1]), (1, 4, [1, 2]), (1, 9, [1, 3]), (0, 2, [0, 2]), (0, 9, [0, 3])];
-        for (locals, lines, expected) in rows {
-            let server = Server::new(
-                "line".parse().unwrap(),
-                towpath_mux::mux::Config::new(towpath_mux::mux::Order::None),
-            )
-            .unwrap();
-            let mut driver = server.driver().unwrap();
-            let directory = tempfile::tempdir().unwrap();
-            let (path, rights) = (directory.path(), Rights::default());
-            let mut slots = [WorkerSlot::new(0, path, rights), WorkerSlot::remote(1, path, rights)];
-            let workers: Vec<_> = (1 - locals..2)
-                .map(|at| {
-                    let path = path.join(format!("worker-{at}-0.sock"));
-                    attach(&mut slots[at], path, &mut driver, Instant::now())
-                })
-                .collect();
-            // Two messages in a round trip.
-            set_times(&mut slots[1], Duration::from_millis(2), Duration::from_millis(1));
-            let mut dispatcher = Dispatcher { remote: vec![1], ..Dispatcher::new() };
-            let mut completions = Completions::default();
-            driver.change(|mux, now| ask(mux, lines, now));
-            for at in 0..4 {
-                driver.change(|mux, now| dispatcher.dispatch(&mut slots, mux, now, at));
-                slots
-                    .iter_mut()
-                    .for_each(|slot| slot.hand_over(&mut completions, &Connections::default(), at, 0));
-            }
-            assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "{locals} {lines}");
-            // Otherwise, each process has five seconds to exit.
-            slots.iter_mut().for_each(WorkerSlot::kill_working);
-            drop(workers);
-        }
     }
 }

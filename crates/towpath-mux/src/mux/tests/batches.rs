@@ -37,25 +37,6 @@ fn four_lines(order: Order, rows: bool) -> impl PartialEq + std::fmt::Debug {
     (written, format!("{:?}", mux.show()))
 }
 
-/// Long messages: a worker gets one, and one that messages reach late as many as it may hold, up to its credit.
-#[test]
-fn a_worker_that_messages_reach_late_holds_more_than_its_turn() {
-    // Rows: messages of the turn, credit, messages ahead, limit of the caller, messages that it then holds.
-    for (turn, credit, ahead, most, held) in
-        [(1, 8, 1, 64, 1), (1, 8, 3, 64, 3), (1, 2, 3, 64, 2), (1, 8, 3, 2, 2), (40, 64, 3, 64, 40)]
-    {
-        let (mut mux, psock) = lines(Config::new(Order::None));
-        let worker = mux.clone_worker(credit, at(0));
-        let each = if turn == 1 { 1_000_000 } else { 5_000 };
-        let time = &mut mux.service_time;
-        (time.ewma, time.median, time.floor, time.ewma_slow) = (each, 1_000_000, 1_000_000, 1_000_000);
-        mux.handle_bytes(psock, &b"x\n".repeat(100), at(0));
-        assert_eq!(mux.poll_batches_ahead(worker, most, ahead, at(0), &mut Vec::new()), held);
-        assert_eq!(mux.poll_batches_ahead(worker, most, ahead, at(0), &mut Vec::new()), 0, "it holds them");
-        mux.check().expect("the counts fit");
-    }
-}
-
 #[test]
 fn batches_count_like_single_messages() {
     for order in [Order::None, Order::Replies, Order::Serial, Order::Sticky, Order::Key] {

@@ -1,6 +1,5 @@
 //! A worker process: start, attachment, and the messages that it holds.
 
-mod ahead;
 mod exit;
 mod rx_frames;
 
@@ -25,7 +24,6 @@ use super::tx_lease::TxLeases;
 use super::violation::Violation;
 use crate::control::commands::show_rings;
 use crate::process::{Child, Place, Program, Starter};
-use ahead::Ahead;
 pub use exit::WorkerExit;
 
 /// Time for a process to attach.
@@ -110,7 +108,6 @@ pub(super) struct Process {
     progress: u64,
     /// It has made progress since it was idle.
     moves: bool,
-    ahead: Ahead,
     served: bool,
     /// Taken from the core and not published for lack of space.
     waiting: VecDeque<Batch>,
@@ -192,7 +189,6 @@ impl Process {
             working: 0,
             progress: 0,
             moves: false,
-            ahead: Ahead::default(),
             served: false,
             waiting: VecDeque::new(),
             parts: VecDeque::new(),
@@ -308,23 +304,14 @@ impl Process {
         takes && self.working < self.credit && self.ended.len() < PENDING
     }
 
-    /// Learns the round trip to a worker on another machine.
-    pub(super) fn learn_round_trip(&mut self) -> Option<Duration> {
-        let trip = self.child.remote_worker()?.round_trip;
-        self.ahead.set_round_trip(trip);
-        Some(trip)
+    /// The round trip to a worker on another machine.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.child.remote_worker().map(|remote| remote.round_trip)
     }
 
     /// The name of the worker on another machine.
     pub(super) fn remote_name(&self) -> Option<String> {
         self.child.remote_worker().map(|remote| remote.name)
-    }
-
-    #[cfg(test)]
-    pub(super) fn set_times(&mut self, round_trip: Duration, work: Duration) {
-        self.ahead = Ahead::default();
-        self.ahead.complete(1, work.as_nanos() as u64);
-        self.ahead.set_round_trip(round_trip);
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -407,9 +394,7 @@ impl Process {
             (self.progress, self.moves) = (now, true);
         }
         if all {
-            let before = self.working;
             self.settle(completions, id, now);
-            self.ahead.complete(before - self.working, now);
         }
         let oldest = self.out.front().copied().flatten();
         if let (Some(timeout), Some(oldest)) = (timeout, oldest)

@@ -24,7 +24,7 @@ impl Process {
         let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
         let events = self.wants_events();
         loop {
-            let count = mux.poll_batches_ahead(id, most, self.ahead.messages(), now, &mut self.batch);
+            let count = mux.poll_batches(id, most, now, &mut self.batch);
             for batch in self.batch.drain(..) {
                 match batch.first() {
                     // A worker without events has no use for it.
@@ -151,7 +151,6 @@ impl Process {
             self.out.push_back(Some(held));
             if self.working == 0 {
                 (self.progress, self.moves) = (now, false);
-                self.ahead.begin(now);
             }
             self.working += 1;
         }
@@ -200,7 +199,6 @@ impl Process {
                     self.out.push_back(Some(held));
                     if self.working == 0 {
                         (self.progress, self.moves) = (now, false);
-                        self.ahead.begin(now);
                     }
                     self.working += count;
                 }

@@ -102,9 +102,9 @@ impl WorkerSlot {
         self.remote
     }
 
-    /// Learns the round trip to the worker on another machine.
-    pub(super) fn learn_round_trip(&mut self) -> Option<Duration> {
-        self.process.as_mut().filter(|process| process.is_attached())?.learn_round_trip()
+    /// The round trip to the worker on another machine.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.process.as_ref().filter(|process| process.is_attached())?.round_trip()
     }
 
     /// The slot of a token.

@@ -110,11 +110,6 @@ pub(in super::super) fn attach(
     attach.join().unwrap()
 }
 
-/// The slot's process is on another machine, with this round trip and time per message.
-pub(in super::super) fn set_times(slot: &mut WorkerSlot, round_trip: Duration, work: Duration) {
-    slot.process.as_mut().unwrap().set_times(round_trip, work);
-}
-
 fn is_alive(pid: u32) -> bool {
     // proc_pid_stat(5): the state follows the name.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
