@@ -263,8 +263,9 @@ impl Tables {
             from: held.from.clone(),
         };
         let tables = || self.tables.iter().map(table).collect();
-        let Self { made, seq, .. } = *self;
-        self.caught_up.then(|| Position { made, seq, loading: !self.loads.is_empty(), tables: tables() })
+        let Self { made, seq, unsure, .. } = *self;
+        let loading = unsure || !self.loads.is_empty();
+        self.caught_up.then(|| Position { made, seq, loading, tables: tables() })
     }
 
     /// A session has begun: the bus sends the messages after the one that this returns. `made`: when the stream was made, `last`: the last

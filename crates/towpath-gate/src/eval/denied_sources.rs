@@ -140,6 +140,7 @@ impl Walker {
             Fixed::Differs => return Err(Obstacle::Test),
             Fixed::Always | Fixed::InTable(_) if rule.prob != 0 => return Err(Obstacle::Prob),
             Fixed::Always | Fixed::InTable(_) if rule.log.is_some() => return Err(Obstacle::Log),
+            Fixed::Always | Fixed::InTable(_) if rule.install.is_some() => return Err(Obstacle::Install),
             Fixed::Always | Fixed::InTable(_) => {}
         }
         match (fixed, rule.action) {
@@ -248,7 +249,7 @@ mod tests {
     fn rules_deny_by_a_table_until_another_one_may_decide() {
         const TEST: &str = "rule 100 has a test whose result may differ from packet to packet";
         const TABLE: &str = "add 200 deny ip from table(t) to any";
-        let rows: [Row<'_>; 24] = [
+        let rows: [Row<'_>; 26] = [
             ("", &[&[200]], Some("rule 65535 does not only pass the packet")),
             // Rules that no TCP or UDP packet of the port matches.
             ("add 100 allow layer2 mac-type arp", &[&[200]], None),
@@ -276,6 +277,8 @@ mod tests {
             ("add 100 deny log ip from table(u) to any", &[], Some("rule 100 has `log`")),
             ("add 100 prob 0.5 deny ip from table(u) to any", &[], Some("rule 100 has `prob`")),
             ("add 100 check-state", &[], Some("rule 100 looks for a state first")),
+            ("add 100 deny ip from table(u) to any record-state", &[], Some("rule 100 makes a state")),
+            ("add 100 count ip from any to any set-limit src-addr 2", &[], Some("rule 100 makes a state")),
             ("add 100 allow ip from any to any", &[], Some("rule 100 does not only pass the packet")),
         ];
         for (rules, expected, end) in rows {

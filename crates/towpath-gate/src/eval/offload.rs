@@ -123,6 +123,8 @@ pub enum Obstacle {
     Jumps,
     /// It looks for a state before it is compared with the packet.
     Lookup,
+    /// It makes a state.
+    Install,
 }
 
 impl fmt::Display for NoOffload {
@@ -153,6 +155,7 @@ impl fmt::Display for Obstacle {
             Self::Stateless => "decides without a state",
             Self::Jumps => "is reached by too many jumps",
             Self::Lookup => "looks for a state first",
+            Self::Install => "makes a state",
         })
     }
 }

@@ -189,11 +189,6 @@ impl Lane {
         room
     }
 
-    /// Returns true if the engine knows that this client waits for space.
-    pub(crate) const fn wants_room(&self) -> bool {
-        self.wants_room
-    }
-
     /// Wakes the engine's thread if it waits for what was written.
     #[inline]
     pub(crate) fn flush(&mut self) {

@@ -178,9 +178,8 @@ impl Consumer {
     /// after [`arm`](Self::arm): the engine then also rings when it releases frames.
     pub fn has_room(&mut self, len: usize) -> bool {
         let lane = &mut self.lanes[0];
-        let known = lane.wants_room();
         // After a fence that follows the announcement, the engine rings. Without one, the caller must not sleep.
-        lane.has_room(len) || !known && (!self.sleeper.fence() || lane.has_room(len))
+        lane.has_room(len) || !self.sleeper.fence() || lane.has_room(len)
     }
 
     /// Waits until the engine has released a TX frame of the lane.

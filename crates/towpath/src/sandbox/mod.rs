@@ -257,11 +257,12 @@ pub(crate) fn has_begun() -> bool {
 
 /// As [`enter`] for a thread that may have started before [`begin`] and does not wait for it. Returns false before.
 pub(crate) fn follow(role: Role) -> bool {
-    if has_begun() {
+    let begun = has_begun();
+    if begun {
         EARLY.set(true);
         enter(role);
     }
-    has_begun()
+    begun
 }
 
 /// As [`enter`], but a thread that starts before [`begin`] waits for it.

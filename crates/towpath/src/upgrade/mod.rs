@@ -18,7 +18,7 @@
 //!   before. Items that the new process has are lost with it; none is sent before [`TRIAL`] has passed.
 //! - A descriptor is open in one of the processes, or in the channel, at every time. A listening socket is never closed in between.
 //! - Each message carries at most one descriptor, and each packet has at most 32 KiB.
-//! - Ending, from either side after Serving: this process was told to end, and the other one ends too.
+//! - Ending, from either side after Serving (in `towpath run`, from the old process only): this process was told to end, and the other one ends too.
 //! - Neither side waits for the other: the channel does not block. The handshake of the new process is bounded by [`HANDSHAKE`].
 //!
 //! The processes trust each other: both have the same path, user and parent. A message of another version, or one that is not valid, is

@@ -15,6 +15,8 @@ use crate::snapshot::Saving;
 const LOOK: Duration = Duration::from_millis(20);
 /// Time after which an engine that was replaced has exported its last events.
 const EXPORT: Duration = Duration::from_secs(1);
+/// Time after the drain for a new engine that ends as this one does.
+const OUTLIVED: Duration = Duration::from_secs(15);
 
 impl Supervisor {
     /// Tells all threads to stop receiving.
@@ -35,11 +37,14 @@ impl Supervisor {
         self.services.iter().for_each(Service::retire);
     }
 
-    /// Waits for all threads to end, and for a new engine that ends as this one does. While it is `draining`, a stop signal ends the wait;
+    /// Waits for all threads to end, and, for its drain time, for a new engine that ends as this one does. While it is `draining`, a stop signal ends the wait;
     /// otherwise the first one drains.
     pub(super) fn outlast(&mut self, mut draining: bool) {
         let (begun, mut hurried) = (Instant::now(), false);
-        while !self.look_at_threads().0 || !hurried && self.upgrade.is_outlived() {
+        let longest = self.services.iter().map(Service::drain_time).max().unwrap_or_default();
+        let longest = longest.max(self.config.engine.drain) + OUTLIVED;
+        let waits = |hurried: bool| !hurried && begun.elapsed() < longest;
+        while !self.look_at_threads().0 || waits(hurried) && self.upgrade.is_outlived() {
             if heard(&mut self.stop) && !hurried {
                 if std::mem::replace(&mut draining, true) {
                     hurried = true;

@@ -73,14 +73,16 @@ impl Saved {
 
     fn decode(bytes: Vec<u8>) -> Result<Self, String> {
         if !bytes.starts_with(FIRST.as_bytes()) {
-            return Err("it is no file of tables, or one of a newer version of Towpath; remove it".to_owned());
+            return Err(
+                "not a file of tables, or written by a newer version of Towpath; remove it".to_owned()
+            );
         }
         let cut = || format!("it is cut off after {} bytes; remove it", bytes.len());
         let end = bytes.len().checked_sub(END.len() + 9).ok_or_else(cut)?;
         let sum = bytes[end..].strip_prefix(END.as_bytes()).and_then(|rest| rest.strip_suffix(b"\n"));
         let sum = sum.and_then(|sum| u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok());
         if sum.ok_or_else(cut)? != CRC.checksum(&bytes[..end]) {
-            return Err("it is damaged: its checksum is another one; remove it".to_owned());
+            return Err("damaged: the checksum does not match; remove it".to_owned());
         }
         let mut bytes = bytes;
         bytes.truncate(end);

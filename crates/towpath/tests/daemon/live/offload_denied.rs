@@ -67,6 +67,7 @@ fn tables_change(bridge: &str) {
                 denied += 1;
                 offload(&engine, "dropped_packets") > before
             });
+            until(|| rule(&engine, 100).0 == denied);
             let kernel = offload(&engine, "dropped_packets");
             (0..50).for_each(|_| assert_eq!(flow.left.send(b"denied").unwrap(), 6));
             denied += 50;
