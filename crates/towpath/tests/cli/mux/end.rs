@@ -139,7 +139,8 @@ fn a_pipelining_peer_gets_all_replies_on_drain() {
     while answer(&mut stream).is_ok() {
         answered += 1;
     }
-    stream.shutdown(std::net::Shutdown::Both).expect("it is open");
+    // Fails if the mux has given up reading the requests, and reset the connection.
+    let _ = stream.shutdown(std::net::Shutdown::Both);
     writer.join().expect("it ends");
     let (code, errors) = mux.ended();
     assert_eq!(code, Some(0), "{errors}");
