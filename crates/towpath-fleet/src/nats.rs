@@ -18,9 +18,9 @@
 //! A session is one connection. When it fails, the thread begins another one after one second. Channels between this thread and the caller
 //! are bounded, and the caller never waits for the network.
 //!
-//! Memory: a server that does not read fills [`OUTBOUND`] and the client, and further messages go back to the caller, which counts them. The
+//! Memory: a server that does not read fills `OUTBOUND` and the client, and further messages go back to the caller, which counts them. The
 //! thread takes messages of peers out of the client at once, so that no more wait there than one turn of the client reads from the socket.
-//! If the caller is slower, [`INBOUND_BYTES`] wait for it, and others are dropped and counted: the replica finds the gap.
+//! If the caller is slower, `INBOUND_BYTES` wait for it, and others are dropped and counted: the replica finds the gap.
 
 use std::path::PathBuf;
 use std::time::Duration;
