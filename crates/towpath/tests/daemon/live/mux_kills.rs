@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use towpath_port::netns::within;
 
 use super::machines::*;
-use super::mux_upgrade::{Talk, sum};
+use super::mux_upgrade::sum;
 use super::services;
 use super::upgrade::upgrades;
 use super::upgrade_kills::{log, process, processes};
@@ -87,7 +87,7 @@ impl Busy {
     }
 }
 
-/// An upgrade whose muxes hand over connections: the old engine still has `busy`, the new one has `moved` and those of the test.
+/// An upgrade whose muxes hand over connections: the old engine still has `busy`, the new one has `moved`.
 struct Upgrade {
     old: Engine,
     log: Log,
@@ -97,17 +97,16 @@ struct Upgrade {
 }
 
 impl Upgrade {
-    /// Begins an upgrade in this directory. `more`: number of connections of the test.
-    fn begin(directory: &Path, more: impl FnOnce() -> u64) -> Self {
+    /// Begins an upgrade in this directory.
+    fn begin(directory: &Path) -> Self {
         let mut old = Engine::start(directory);
         let log = log(&mut old);
         let mut moved: Vec<_> = PORTS.into_iter().flat_map(|port| [connect(port), connect(port)]).collect();
         moved.iter_mut().for_each(is_served);
-        let more = more();
         let busy = PORTS.into_iter().map(Busy::on).collect();
         let said = old.json("upgrade --json");
         let new = Pid::from_raw(said["process"].as_i64().unwrap() as i32).unwrap();
-        let all = moved.len() as u64 + more;
+        let all = moved.len() as u64;
         until(|| sum(&old.json("show mux --json"), "taken_over") == all);
         assert!(old.child.try_wait().unwrap().is_none(), "the engine has ended: {}", log.text());
         Self { old, log, new, busy, moved }
@@ -161,7 +160,7 @@ fn nothing_is_left(directory: &Path) {
 fn a_new_engine_that_dies_while_connections_move_has_only_those_that_it_got() {
     within(|| {
         let files = files("drain = 600");
-        let Upgrade { mut old, log, new, busy, mut moved } = Upgrade::begin(files.path(), || 0);
+        let Upgrade { mut old, log, new, busy, mut moved } = Upgrade::begin(files.path());
         kill_process(new, Signal::KILL).unwrap();
         log.until("; this engine continues");
         moved.iter_mut().for_each(is_lost);
@@ -184,12 +183,7 @@ fn an_old_engine_that_dies_while_connections_move_has_only_those_that_it_kept() 
     within(|| {
         let files = files("drain = 600");
         let directory = files.path();
-        let mut talks = Vec::new();
-        let Upgrade { mut old, log, busy, mut moved, .. } = Upgrade::begin(directory, || {
-            talks.extend([Talk::tcp(7001), Talk::tcp(7002), Talk::unix(&directory.join("api.sock"))]);
-            talks.iter().for_each(Talk::goes_on);
-            talks.len() as u64
-        });
+        let Upgrade { mut old, log, busy, mut moved, .. } = Upgrade::begin(directory);
         old.signal(Signal::KILL);
         old.child.wait().unwrap();
         // The worker that waits for the test ends, too.
@@ -198,13 +192,10 @@ fn an_old_engine_that_dies_while_connections_move_has_only_those_that_it_kept() 
             is_lost(&mut stream);
         }
         moved.iter_mut().for_each(is_served);
-        talks.iter().for_each(Talk::goes_on);
         // The new one has the files, and can be replaced.
         let said = old.ctl("upgrade --json");
         assert!(said.status.success(), "{}{}", String::from_utf8_lossy(&said.stderr), log.text());
         moved.iter_mut().for_each(is_served);
-        talks.iter().for_each(Talk::goes_on);
-        talks.into_iter().for_each(|talk| assert!(talk.end() >= 100));
         one_engine_serves();
         stop_engine(directory);
     });
@@ -216,7 +207,7 @@ fn an_old_engine_that_dies_while_connections_move_has_only_those_that_it_kept() 
 fn both_engines_end_with_the_launcher_while_connections_move() {
     within(|| {
         let files = files("drain = 1");
-        let Upgrade { mut old, log, busy, mut moved, .. } = Upgrade::begin(files.path(), || 0);
+        let Upgrade { mut old, log, busy, mut moved, .. } = Upgrade::begin(files.path());
         kill_process(process("towpath launcher"), Signal::KILL).unwrap();
         assert!(!old.child.wait().unwrap().success(), "{}", log.text());
         nothing_is_left(files.path());
@@ -234,7 +225,7 @@ fn both_engines_end_with_the_launcher_while_connections_move() {
 fn both_engines_are_told_to_stop_while_connections_move() {
     within(|| {
         let files = files("drain = 600");
-        let Upgrade { mut old, log, new, busy, mut moved } = Upgrade::begin(files.path(), || 0);
+        let Upgrade { mut old, log, new, busy, mut moved } = Upgrade::begin(files.path());
         let held = Busy::on(7002);
         old.signal(Signal::TERM);
         moved.iter_mut().for_each(is_lost);
