@@ -20,7 +20,7 @@ impl WorkerPoolView for WorkerPool {
 
     fn mux(&self) -> show_mux::Mux {
         let slots = &self.slots;
-        let who = |id| {
+        let identity = |id| {
             let pid = slots.iter().find_map(|slot| slot.pid(id)).unwrap_or(0);
             (pid, slots.iter().find_map(|slot| slot.remote_name(id)))
         };
@@ -43,7 +43,7 @@ impl WorkerPoolView for WorkerPool {
             arrivals,
             upgrade: self.upgrades.stats,
             remote,
-            ..show_mux::Mux::of(core, restarts, who)
+            ..show_mux::Mux::of(core, restarts, identity)
         };
         server.look(of).with_peers(|psock| server.peer(psock))
     }

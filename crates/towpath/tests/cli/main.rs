@@ -6,6 +6,8 @@ mod captures;
 mod child;
 mod conversations;
 mod ctl;
+#[path = "../common/deserter.rs"]
+mod deserter;
 mod docs;
 #[path = "../common/example.rs"]
 mod example;

@@ -2,6 +2,8 @@
 
 mod bridged;
 mod configs;
+#[path = "../common/deserter.rs"]
+mod deserter;
 mod end;
 #[path = "../common/example.rs"]
 mod example;

@@ -180,8 +180,12 @@ pub struct Psock {
 }
 
 impl Mux {
-    /// Reads the state of the core. `who` returns the process id of a worker, and its name on another machine.
-    pub fn of(core: &mux::Mux, restarts: u64, who: impl Fn(worker::Id) -> (u32, Option<String>)) -> Self {
+    /// Reads the state of the core. `identity` returns the process id of a worker, and its name if it is on another machine.
+    pub fn of(
+        core: &mux::Mux,
+        restarts: u64,
+        identity: impl Fn(worker::Id) -> (u32, Option<String>),
+    ) -> Self {
         let mux::Show { totals, psock_totals, bytes, full, workers, mut psocks } = core.show();
         psocks.sort_unstable_by_key(|row| (std::cmp::Reverse(row.recv_bytes + row.send_bytes), row.id));
         let psocks_left_out = psocks.len().saturating_sub(PSOCKS) as u64;
@@ -195,7 +199,7 @@ impl Mux {
             psock_totals,
             queue_wait: Times::of(core.queue_wait()),
             service_time: Times::of(core.service_time()),
-            workers: workers.into_iter().map(|row| Worker::of(row, &who)).collect(),
+            workers: workers.into_iter().map(|row| Worker::of(row, &identity)).collect(),
             psocks: psocks.into_iter().map(|row| Psock { row, peer: None }).collect(),
             psocks_left_out,
             ..Self::default()
@@ -300,8 +304,8 @@ impl RemoteWorkers {
 }
 
 impl Worker {
-    fn of(row: WorkerRow, who: impl Fn(worker::Id) -> (u32, Option<String>)) -> Self {
-        let (pid, remote) = who(row.id);
+    fn of(row: WorkerRow, identity: impl Fn(worker::Id) -> (u32, Option<String>)) -> Self {
+        let (pid, remote) = identity(row.id);
         Self { row, pid, remote }
     }
 
@@ -374,7 +378,7 @@ fn show(mux: &Value) -> String {
     let name = Some(word(&mux["name"])).filter(|name| !name.is_empty()).unwrap_or("mux".to_owned());
     push(&name, stats, [&stats["queued"], &mux["bytes"], &Value::Null], &status);
     for worker in workers {
-        let status = format!("{}{}", who(worker), word(&worker["status"]));
+        let status = format!("{}{}", name_of(worker), word(&worker["status"]));
         push(
             &format!("kcm-{}", worker["index"]),
             worker,
@@ -440,7 +444,7 @@ fn show(mux: &Value) -> String {
 }
 
 /// The process of a worker, or its name on another machine.
-fn who(worker: &Value) -> String {
+fn name_of(worker: &Value) -> String {
     match worker["remote"].as_str() {
         Some(name) => format!("{name} "),
         None if worker["pid"] == 0 => String::new(),

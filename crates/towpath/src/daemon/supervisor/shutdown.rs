@@ -43,8 +43,8 @@ impl Supervisor {
         let (begun, mut hurried) = (Instant::now(), false);
         let longest = self.services.iter().map(Service::drain_time).max().unwrap_or_default();
         let longest = longest.max(self.config.engine.drain) + OUTLIVED;
-        let waits = |hurried: bool| !hurried && begun.elapsed() < longest;
-        while !self.look_at_threads().0 || waits(hurried) && self.upgrade.is_outlived() {
+        while !self.look_at_threads().0 || !hurried && begun.elapsed() < longest && self.upgrade.is_outlived()
+        {
             if heard(&mut self.stop) && !hurried {
                 if std::mem::replace(&mut draining, true) {
                     hurried = true;

@@ -13,22 +13,7 @@ use towpath_port::netns::until;
 
 use super::daemon::{Mux, answer, ask, example, kill, message, split, towpath};
 use super::upgrade::{Chain, connect, numbered, parent, runs};
-
-/// Speaks for a new process: sends and waits for the messages in `argv[1]`, and ends. `+x` is sent, `-x` is waited for.
-const DESERTER: &str = r#"
-import socket, sys
-channel = socket.socket(fileno=0)
-kept = []
-for word in sys.argv[1].split():
-    if word[0] == "+":
-        channel.send(b'J{"type":"' + word[1:].encode() + b'"}')
-        continue
-    while True:
-        packet, control, flags, _ = channel.recvmsg(1 << 16, 256)
-        kept += control
-        if not packet or b'"' + word[1:].encode() + b'"' in packet:
-            break
-"#;
+use crate::deserter::DESERTER;
 
 #[towpath_testenv::needs("python3")]
 #[test]

@@ -11,6 +11,7 @@ use super::machines::*;
 use super::mux_upgrade::Talk;
 use super::services;
 use super::upgrade::{config, inspector, script, started};
+use crate::deserter::DESERTER;
 use crate::support::{Log, until};
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
@@ -20,23 +21,6 @@ add 100 allow layer2 mac-type arp
 add 200 check-state
 add 300 allow tcp from any to any setup recv wan keep-state
 ";
-
-/// Speaks for a new engine: sends and waits for the messages in `argv[1]`, and ends. `+x` is sent, `-x` is waited for. The connection to the
-/// launcher is the last object.
-const DESERTER: &str = r#"
-import socket, sys
-channel = socket.socket(fileno=0)
-kept = []
-for word in sys.argv[1].split():
-    if word[0] == "+":
-        channel.send(b'J{"type":"' + word[1:].encode() + b'"}')
-        continue
-    while True:
-        packet, control, flags, _ = channel.recvmsg(1 << 16, 256)
-        kept += control
-        if not packet or b'"' + word[1:].encode() + b'"' in packet:
-            break
-"#;
 
 /// The log of all engines, whose reports are read.
 pub(super) fn log(engine: &mut Engine) -> Log {
