@@ -72,7 +72,6 @@ pub mod probe;
 mod reopen_tests;
 mod rtnetlink;
 pub mod scheduling;
-pub mod signals;
 mod stats;
 mod sys;
 pub mod tun;

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_int, c_ulong, socklen_t};
 
 use crate::namespace;
-use crate::signals::Signal;
 
 /// Limit on messages per call of [`send_many`].
 pub(crate) const MESSAGES: usize = 64;
@@ -649,23 +648,6 @@ pub(crate) fn set_scheduling(attributes: &libc::sched_attr) -> io::Result<()> {
     // SAFETY: the kernel reads as many bytes of `attributes` as their size says, which sched_getattr(2) has set.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, std::ptr::from_ref(attributes), 0) };
     checked(result as c_int).map(drop)
-}
-
-/// Adds signals to the mask of the calling thread.
-pub(crate) fn block_signals(signals: &[Signal]) -> io::Result<()> {
-    // SAFETY: a zeroed sigset_t is valid memory for sigemptyset(3).
-    let mut set: libc::sigset_t = unsafe { zeroed() };
-    // SAFETY: `set` lives until the call returns. `Signal` has numbers of signals only.
-    unsafe { libc::sigemptyset(&raw mut set) };
-    for signal in signals {
-        // SAFETY: as above.
-        checked(unsafe { libc::sigaddset(&raw mut set, signal.as_raw()) })?;
-    }
-    // SAFETY: the C library reads `set`. A null pointer: the old mask is not wanted.
-    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) } {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error)),
-    }
 }
 
 /// Handles SIGSYS: writes a line, then ends the process by the same signal.

@@ -26,7 +26,6 @@ use seccompiler::{
 };
 use towpath_port::driver::Capability;
 use towpath_port::forbidden_call;
-use towpath_port::signals::{self, Signal};
 
 use crate::config::Config;
 use calls::Call;
@@ -295,10 +294,6 @@ fn restrictable() -> io::Result<()> {
 }
 
 fn restrict_thread(role: Role, mode: Mode, needs: &Needs) -> io::Result<()> {
-    if role != Role::Supervisor {
-        // Their handlers write to the supervisor's pipes, which most roles may not.
-        signals::block(&[Signal::HUP, Signal::INT, Signal::TERM, Signal::USR2])?;
-    }
     let calls = role.calls(needs);
     let opens = calls.iter().any(|(_, number)| *number == libc::SYS_openat);
     let writes = role.writes_files(needs);
