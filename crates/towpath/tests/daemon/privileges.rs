@@ -453,7 +453,8 @@ fn a_signal_may_reach_any_thread() {
             // PIDFD_THREAD of pidfd_open(2), Linux 6.9: the signal is for this thread.
             let flags = PidfdFlags::from_bits_retain(rustix::fs::OFlags::EXCL.bits());
             let Ok(thread) = pidfd_open(Pid::from_raw(thread).unwrap(), flags) else { continue };
-            pidfd_send_signal(&thread, Signal::HUP).unwrap();
+            // The thread may have ended.
+            let _ = pidfd_send_signal(&thread, Signal::HUP);
             assert!(engine.control().ctl("show stats").status.success());
         }
         let (code, said) = engine.stop();
