@@ -111,25 +111,24 @@ impl States {
         }
         let live = self.live(packet.at.now);
         let inserted = family.insert(&Key::<N>::local(self).index, &key, name, slot, live);
-        if let InsertResult::Inserted { replaced } = inserted {
-            self.count(Key::<N>::LINKED);
-            if let Some(old) = replaced {
-                self.release_ended::<N>(old, packet.at.now);
+        let other = match inserted {
+            InsertResult::Inserted { replaced } => {
+                self.count(Key::<N>::LINKED);
+                if let Some(old) = replaced {
+                    self.release_ended::<N>(old, packet.at.now);
+                }
+                if Key::<N>::family(&self.shared).slab.sibling(slot).is_some() {
+                    // The flow has a new first state.
+                    self.hint_version += 1;
+                }
+                self.record::<N>(EventKind::Created, slot);
+                return Ok(Some(slot));
             }
-            if Key::<N>::family(&self.shared).slab.sibling(slot).is_some() {
-                // The flow has a new first state.
-                self.hint_version += 1;
-            }
-            self.record::<N>(EventKind::Created, slot);
-            return Ok(Some(slot));
-        }
+            InsertResult::Exists(other) => other,
+        };
         self.rule_counts.subtract(&shared.rules, rule, generation);
         let unused = SlotList { first: slot, last: slot, slots: 1 };
         Key::<N>::pick(&mut self.v4, &mut self.v6).free.free(&family.slab, unused);
-        let InsertResult::Exists(other) = inserted else {
-            family.index.grow(shared.len_of(Key::<N>::LINKED));
-            return Err(Refused::Full);
-        };
         match self.hit(family.entry(other), other, side, packet) {
             LookupResult::Invalid => Err(Refused::Invalid),
             _ => Ok(None),

@@ -197,6 +197,8 @@ impl States {
         let [states4, states6] = self.shared.lens();
         let more = v4.prepare(states4) | v6.prepare(states6);
         self.grow();
+        // Prefaulting takes a while.
+        let [states4, states6] = self.shared.lens();
         let progress = [v4.shrink(states4), v6.shrink(states6)];
         let more = more || progress != [Progress::Done; 2];
         let before = self.version;

@@ -20,7 +20,7 @@ use towpath_wire::Time;
 use super::count::unpack_count;
 use super::entry::{Entry, LIMITED, ORPHANED, WIDE_COUNTS};
 use super::growing_index::{GrowingIndex, MIGRATE_LINES};
-use super::index::{Index, LockedFlow, Probe};
+use super::index::{Index, LockedFlow, Probe, Table};
 use super::key::{FlowKey, Key};
 use super::live_filter::LiveFilter;
 use super::memory::{Line, Pages};
@@ -62,8 +62,16 @@ pub(crate) enum InsertResult {
     },
     /// This slot has a live state of the same flow and name.
     Exists(u32),
-    /// The index has no room.
-    Full,
+}
+
+impl<const N: usize> Table<N> for Family<N> {
+    fn key(&self, slot: u32) -> Key<N> {
+        self.entry(slot).key()
+    }
+
+    fn replace(&self, full: &Index) {
+        self.index.replace(full);
+    }
 }
 
 impl<const N: usize> Family<N> {
@@ -178,25 +186,42 @@ impl<const N: usize> Family<N> {
         slot: u32,
         live: LiveFilter<'_>,
     ) -> InsertResult {
+        loop {
+            match self.try_insert(index, key, name, slot, live) {
+                Ok(result) => return result,
+                Err(full) => self.index.replace(full),
+            }
+        }
+    }
+
+    /// As [`Family::insert`]. Returns the index that is to be replaced if it has no room.
+    fn try_insert<'a>(
+        &self,
+        index: &'a Index,
+        key: &Key<N>,
+        name: Name,
+        slot: u32,
+        live: LiveFilter<'_>,
+    ) -> Result<InsertResult, &'a Index> {
         let expires = tick(self.entry(slot).expires(live.now));
         self.with_flow(index, key, |mut flow| {
             let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(key)) else {
                 self.slab.set_sibling(slot, None);
                 // A sweep may see the slot before it is linked, and then finds nothing to unlink.
                 self.slab.set_occupied(slot, expires);
-                if !flow.add(slot) {
+                if let Err(full) = flow.add(slot) {
                     self.slab.set_link(slot, 0);
-                    return InsertResult::Full;
+                    return Err(full);
                 }
                 self.record_longest(1);
-                return InsertResult::Inserted { replaced: None };
+                return Ok(InsertResult::Inserted { replaced: None });
             };
             let is_named = |slot| self.entry(slot).header().is_named(name);
             let (same, before, states) = self.search(first, is_named);
             if let Some(same) = same
                 && live.accepts(self.entry(same))
             {
-                return InsertResult::Exists(same);
+                return Ok(InsertResult::Exists(same));
             }
             let rest = if same == Some(first) { self.slab.sibling(first) } else { Some(first) };
             self.slab.set_sibling(slot, rest);
@@ -209,7 +234,7 @@ impl<const N: usize> Family<N> {
                 self.slab.set_link(same, 0);
             }
             self.record_longest(states + u64::from(same.is_none()));
-            InsertResult::Inserted { replaced: same }
+            Ok(InsertResult::Inserted { replaced: same })
         })
     }
 
@@ -228,8 +253,7 @@ impl<const N: usize> Family<N> {
             if !self.slab.is_occupied(slot) || !still(self.entry(slot)) {
                 return false;
             }
-            // The index has no entry for the flow if its entry found no room in a migration. Then the slot is given back all
-            // the same: an insert holds these locks until the state can be found.
+            // A slot without an entry is given back all the same.
             if let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(&key))
                 && let (Some(_), before, _) = self.search(first, |at| at == slot)
             {
@@ -303,8 +327,13 @@ impl<const N: usize> Family<N> {
         (found, if found.is_some() { before } else { None }, states)
     }
 
-    fn with_flow<T>(&self, index: &Index, key: &Key<N>, work: impl FnOnce(LockedFlow<'_>) -> T) -> T {
-        GrowingIndex::with_flow(index, key, |slot| self.entry(slot).key(), work)
+    fn with_flow<'a, T>(
+        &self,
+        index: &'a Index,
+        key: &Key<N>,
+        work: impl FnOnce(LockedFlow<'a>) -> T,
+    ) -> T {
+        index.with_flow(key, self, work)
     }
 
     /// Migrates `lines` lines of the index, if it migrates. Returns true when `index` is empty and
@@ -328,7 +357,7 @@ impl<const N: usize> Family<N> {
                 entry.prefetch_key();
             }
         };
-        self.index.migrate((index, next), lines, |slot| self.entry(slot).key(), prefetch)
+        self.index.migrate((index, next), lines, self, prefetch)
     }
 
     /// Allocates and prefaults some of the memory that more than `states` states will need. Returns true if more remains.
@@ -491,7 +520,6 @@ mod tests {
         family.insert(&family.index.current(), &key, Name::DEFAULT, slot, live)
     }
 
-    /// A migration in which no line has room for an entry is possible, however unlikely.
     #[test]
     fn a_state_without_an_index_entry_gives_its_slot_back() {
         let family = Family::<2>::new(1, Pages::Base);

@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use super::family::locked;
 use super::hash::Secret;
-use super::index::{Index, LockedFlow, Migration};
-use super::key::Key;
+use super::index::{Index, Migration, Table};
 use super::memory::Pages;
 use crate::state::concurrent::sync::{AtomicU64, Ordering};
 
@@ -65,30 +64,7 @@ impl GrowingIndex {
     /// How often a writer waited for a lock whose holder was preempted.
     pub(crate) fn preempted(&self) -> u64 {
         let current = self.current();
-        let next = current.next().map_or(0, |next| next.preempted());
-        self.preempted.load(Ordering::Relaxed) + current.preempted() + next
-    }
-
-    /// Runs `work` with the flow's lines locked, in the index that they have migrated to. `key_of` returns the key in a slot.
-    pub(crate) fn with_flow<const N: usize, T>(
-        index: &Index,
-        key: &Key<N>,
-        key_of: impl Fn(u32) -> Key<N>,
-        work: impl FnOnce(LockedFlow<'_>) -> T,
-    ) -> T {
-        let mut index = index;
-        loop {
-            let probe = index.probe(key);
-            if index.next().is_none()
-                && let Some(flow) = index.lock(probe)
-            {
-                return work(flow);
-            }
-            index.migrate_flow(probe, &key_of);
-            if let Some(next) = index.next() {
-                index = next;
-            }
-        }
+        self.preempted.load(Ordering::Relaxed) + current.chain().map(Index::preempted).sum::<u64>()
     }
 
     /// Migrates `lines` lines from `index` to `next`. Returns true when `index` is empty: [`GrowingIndex::current`] is
@@ -98,10 +74,10 @@ impl GrowingIndex {
         &self,
         (index, next): (&Arc<Index>, &Arc<Index>),
         lines: u64,
-        key_of: impl Fn(u32) -> Key<N>,
+        table: &impl Table<N>,
         prefetch: impl Fn(u32),
     ) -> bool {
-        if index.migrate_some(lines, key_of) == Migration::Partial {
+        if index.migrate_some(lines, table) == Migration::Partial {
             // The next call comes soon, and then waits only for the lines that the entries go to.
             index.prefetch_migration(lines.min(MIGRATE_LINES), prefetch);
             return false;
@@ -122,13 +98,11 @@ impl GrowingIndex {
     #[cold]
     pub(crate) fn grow(&self, states: u64) {
         let current = locked(&self.current);
-        if current.next().is_some() {
-            return;
-        }
-        let (capacity, stashed) = (current.capacity(), current.stashed());
+        let last = current.last();
+        let (capacity, stashed) = (last.capacity(), last.stashed());
         let bits = match stashed {
-            _ if states * 4 > capacity * 3 => current.bits() + 1,
-            true => current.bits() + u32::from(states * 2 > capacity),
+            _ if states * 4 > capacity * 3 => last.bits() + 1,
+            true => last.bits() + u32::from(states * 2 > capacity),
             false => return,
         };
         let mut spare = locked(&self.spare);
@@ -138,14 +112,23 @@ impl GrowingIndex {
         if soon && !stashed && states * 8 <= capacity * 7 {
             return;
         }
-        current.start_migration(spare.take_if(fits).unwrap_or_else(|| Arc::new(self.make(bits))));
+        last.start_migration(spare.take_if(fits).unwrap_or_else(|| Arc::new(self.make(bits))));
+    }
+
+    /// Starts a migration from an index without room to a larger one, if it has no next one.
+    #[cold]
+    pub(crate) fn replace(&self, full: &Index) {
+        if full.next().is_none() {
+            full.start_migration(Arc::new(self.make(full.bits() + 1)));
+        }
     }
 
     /// Starts a migration to an index with half the lines, if `states` states need no more. Frees an index that was prepared
     /// for more states. Returns true if flows migrate.
     ///
     /// A fourth of the next index is used at the end. Each install migrates a line: all `n` lines have migrated when as many
-    /// flows came, before three quarters of the next index's `5n` entries are used.
+    /// flows came, before three quarters of the next index's `5n` entries are used. If `states` is too old a number, the next
+    /// index has a next one before it is full.
     pub(crate) fn shrink(&self, states: u64) -> bool {
         let current = locked(&self.current);
         let (capacity, bits) = (current.capacity(), current.bits());
@@ -167,7 +150,7 @@ impl GrowingIndex {
         let current = self.current();
         let spare = locked(&self.spare).as_ref().map_or(0, |spare| spare.bytes());
         let old = locked(&self.old).as_ref().map_or(0, |old| old.bytes());
-        current.bytes() + current.next().map_or(0, |next| next.bytes()) + spare + old
+        current.chain().map(Index::bytes).sum::<u64>() + spare + old
     }
 
     /// Frees the previous index when no worker uses it any more.
@@ -181,8 +164,8 @@ impl GrowingIndex {
     pub(crate) fn prepare(&self, states: u64, lines: u64) -> bool {
         let current = self.current();
         // Flows that migrate already need those lines first.
-        if let Some(next) = current.next() {
-            return next.prefault(lines);
+        if current.next().is_some() {
+            return current.last().prefault(lines);
         }
         if states * 2 <= current.capacity() {
             return false;
@@ -206,6 +189,20 @@ impl GrowingIndex {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::state::table::key::Key;
+
+    /// A table whose keys are slot numbers.
+    struct Slots<'a>(&'a GrowingIndex);
+
+    impl Table<2> for Slots<'_> {
+        fn key(&self, slot: u32) -> Key<2> {
+            Key([slot.into(), 0])
+        }
+
+        fn replace(&self, full: &Index) {
+            self.0.replace(full);
+        }
+    }
 
     #[test]
     fn an_index_is_prepared_before_it_is_needed() {
@@ -219,8 +216,7 @@ mod tests {
         indices.grow(index.capacity() * 3 / 4 + 1);
         let next = index.next().expect("it grows");
         assert!(next.is_prefaulted() && next.bits() == index.bits() + 1);
-        let key_of = |slot| Key([u64::from(slot), 0]);
-        while !indices.migrate::<2>((&index, next), 5, key_of, |_| ()) {}
+        while !indices.migrate((&index, next), 5, &Slots(&indices), |_| ()) {}
         assert_eq!(indices.current().bits(), index.bits() + 1);
         // `old` holds a reference too.
         assert_eq!(Arc::strong_count(&index), 2);
@@ -231,11 +227,10 @@ mod tests {
     #[test]
     fn a_sparse_index_is_halved() {
         let indices = GrowingIndex::new(1, Pages::Base);
-        let key_of = |slot| Key([u64::from(slot), 0]);
         let migrate = || {
             let index = indices.current();
             let next = index.next().expect("it migrates");
-            while !indices.migrate::<2>((&index, next), 5, key_of, |_| ()) {}
+            while !indices.migrate((&index, next), 5, &Slots(&indices), |_| ()) {}
         };
         let first = indices.current().capacity();
         for bits in 1..4 {
@@ -255,5 +250,40 @@ mod tests {
         }
         indices.free_old();
         assert_eq!((indices.current().capacity(), indices.bytes()), (first, indices.current().bytes()));
+    }
+
+    /// States that come while a thread decides to halve the index are found, though it is too small for them.
+    #[test]
+    fn an_index_that_was_halved_too_late_grows_again() {
+        let indices = GrowingIndex::new(1, Pages::Base);
+        let index = indices.current();
+        indices.grow(index.capacity() * 3 / 4 + 1);
+        while !indices.migrate((&index, index.next().unwrap()), 5, &Slots(&indices), |_| ()) {}
+        let index = indices.current();
+        let states = index.capacity() as u32 * 3 / 4;
+        let add = |slot| {
+            let key = Slots(&indices).key(slot);
+            while let Err(full) = index.with_flow(&key, &Slots(&indices), |mut flow| flow.add(slot)) {
+                indices.replace(full);
+            }
+        };
+        let is_found = |slot| {
+            let found = |index: &Index| index.find(index.probe(&Slots(&indices).key(slot)), |at| at == slot);
+            index.chain().any(|index| found(index).is_some())
+        };
+        (0..states).for_each(add);
+        assert!(indices.shrink(0), "the number of states is too old");
+        let mut lines = 0;
+        while !indices.migrate((&index, index.next().unwrap()), 1, &Slots(&indices), |_| ()) {
+            lines += 1;
+            add(states + lines);
+            assert!((0..=states + lines).filter(|&slot| slot != states).all(is_found), "{lines} lines");
+        }
+        let halved = indices.current();
+        assert_eq!((halved.bits() + 1, halved.next().map(|next| next.bits())), (index.bits(), Some(index.bits())));
+        // The number of states has its effect on the last index.
+        indices.grow(index.capacity());
+        assert_eq!(halved.chain().count(), 3);
+        assert!(indices.preempted() == 0 && indices.bytes() > halved.bytes() * 7);
     }
 }

@@ -10,7 +10,8 @@
 //! over: most lookups of flows without an entry read one line.
 //!
 //! Growth and shrinking make another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
-//! From then on, a writer migrates the lines of its flow first and works in the new index.
+//! From then on, a writer migrates the lines of its flow first and works in the new index. If the new index needs another one
+//! before all lines have migrated to it, it gets it: the indices form a chain, in which entries only move forward.
 //!
 //! Invariants.
 //! 1. A thread that changes an entry of a flow holds the locks of both of the flow's lines, and of the stash if it
@@ -100,6 +101,15 @@ impl Probe {
         // 0 means no tag.
         ((self.hash >> 24) as u16).max(1)
     }
+}
+
+/// What an index asks of the table that it belongs to.
+pub(crate) trait Table<const N: usize> {
+    /// The key in a slot.
+    fn key(&self, slot: u32) -> Key<N>;
+
+    /// Starts a migration from `full` to a larger index.
+    fn replace(&self, full: &Index);
 }
 
 /// The result of a call that migrates lines.
@@ -271,15 +281,25 @@ impl Index {
         begun
     }
 
-    /// Migrates up to `lines` lines. `key` returns the key in a slot.
-    pub(crate) fn migrate_some<const N: usize>(&self, lines: u64, key: impl Fn(u32) -> Key<N>) -> Migration {
+    /// This index, the next one, and so on.
+    pub(crate) fn chain(&self) -> impl Iterator<Item = &Index> {
+        std::iter::successors(Some(self), |index| index.next().map(|next| &**next))
+    }
+
+    /// The index without a next one.
+    pub(crate) fn last(&self) -> &Index {
+        self.chain().last().unwrap_or(self)
+    }
+
+    /// Migrates up to `lines` lines.
+    pub(crate) fn migrate_some<const N: usize>(&self, lines: u64, table: &impl Table<N>) -> Migration {
         let Some(next) = self.next() else { return Migration::Partial };
         // Relaxed: it distributes the lines; each line has a lock.
         let all = self.lines.len() as u64;
         if self.next_line.load(Ordering::Relaxed) < all {
             let from = self.next_line.fetch_add(lines, Ordering::Relaxed);
             for line in from..from.saturating_add(lines).min(all) {
-                self.migrate_line(line as usize, next, &key);
+                self.migrate_line(line as usize, next, table);
             }
         }
         // Acquire: pairs with the release of migrate_line(). A thread that sees all lines migrated need not read this
@@ -306,10 +326,32 @@ impl Index {
     }
 
     /// Migrates the flow's lines and the stash.
-    pub(crate) fn migrate_flow<const N: usize>(&self, probe: Probe, key: impl Fn(u32) -> Key<N>) {
+    pub(crate) fn migrate_flow<const N: usize>(&self, probe: Probe, table: &impl Table<N>) {
         if let Some(next) = self.next() {
             for line in [probe.first as usize, self.second(probe) as usize].into_iter().chain(self.stash()) {
-                self.migrate_line(line, next, &key);
+                self.migrate_line(line, next, table);
+            }
+        }
+    }
+
+    /// Runs `work` with the flow's lines locked, in the index of the chain that they have migrated to.
+    pub(crate) fn with_flow<'a, const N: usize, T>(
+        &'a self,
+        key: &Key<N>,
+        table: &impl Table<N>,
+        work: impl FnOnce(LockedFlow<'a>) -> T,
+    ) -> T {
+        let mut index = self;
+        loop {
+            let probe = index.probe(key);
+            if index.next().is_none()
+                && let Some(flow) = index.lock(probe)
+            {
+                return work(flow);
+            }
+            index.migrate_flow(probe, table);
+            if let Some(next) = index.next() {
+                index = next;
             }
         }
     }
@@ -335,7 +377,7 @@ impl Index {
         self.lines.len() - STASH..self.lines.len()
     }
 
-    fn migrate_line<const N: usize>(&self, at: usize, next: &Index, key: &impl Fn(u32) -> Key<N>) {
+    fn migrate_line<const N: usize>(&self, at: usize, next: &Index, table: &impl Table<N>) {
         let line = self.lines.line(at);
         // Acquire: pairs with the release of unlock(). A thread that finds the line migrated finds its entries in the
         // next index.
@@ -347,21 +389,19 @@ impl Index {
             return;
         }
         // Prefetch the target lines of all entries before the first is needed.
-        let moving: [Option<(u32, Probe)>; ENTRIES] = std::array::from_fn(|entry| {
+        let moving: [Option<(u32, Key<N>)>; ENTRIES] = std::array::from_fn(|entry| {
             let slot = (tag(line, entry) != 0).then(|| slot(line, entry))?;
-            let probe = next.probe(&key(slot));
+            let key = table.key(slot);
+            let probe = next.probe(&key);
             next.prefetch(probe);
             next.prefetch_second(probe);
-            Some((slot, probe))
+            Some((slot, key))
         });
-        for (entry, (slot, probe)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
-            // A line of the next index does not migrate before all lines here have.
-            if let Some(mut locked) = next.lock(probe) {
-                // The next index has much room (twice the capacity, another secret, or few entries) and a stash. If there were
-                // no room all the same, no packet would find the state, and the sweep would unlink it when it has expired
-                // ([`Family::unlink`](crate::state::table::family::Family::unlink)).
-                let added = locked.add(slot);
-                debug_assert!(added, "no room in the next index");
+        for (entry, (slot, key)) in moving.into_iter().enumerate().filter_map(|(at, is)| Some((at, is?))) {
+            // The next index nearly always has room: twice the capacity, another secret, or few entries. It has none if threads
+            // were preempted while others inserted states, or if the secret is known.
+            while let Err(full) = next.with_flow(&key, table, |mut flow| flow.add(slot)) {
+                table.replace(full);
             }
             set_tag(line, entry, 0);
         }
@@ -386,7 +426,7 @@ pub(crate) struct Position {
     entry: usize,
 }
 
-impl LockedFlow<'_> {
+impl<'a> LockedFlow<'a> {
     /// The position and the slot of the flow's entry.
     pub(crate) fn find(&self, is: impl Fn(u32) -> bool) -> Option<(Position, u32)> {
         self.held[..self.count].iter().find_map(|&line| {
@@ -395,8 +435,8 @@ impl LockedFlow<'_> {
         })
     }
 
-    /// Adds the entry of a flow that has none. Returns false if there is no room.
-    pub(crate) fn add(&mut self, slot: u32) -> bool {
+    /// Adds the entry of a flow that has none. Returns the index if it has no room.
+    pub(crate) fn add(&mut self, slot: u32) -> Result<(), &'a Index> {
         let [first, second] = [self.probe.first, self.index.second(self.probe)].map(|line| line as usize);
         let used = |line| used(self.index.lines.line(line));
         let line = match used(first) {
@@ -405,14 +445,14 @@ impl LockedFlow<'_> {
             _ => second,
         };
         if self.add_to(line, slot) {
-            return true;
+            return Ok(());
         }
         if self.count == 2 && self.hold_stash().is_none() {
-            return false;
+            return Err(self.index);
         }
         // Relaxed: the release that publishes the entry comes later.
         self.index.stashed.store(1, Ordering::Relaxed);
-        self.index.stash().any(|line| self.add_to(line, slot))
+        if self.index.stash().any(|line| self.add_to(line, slot)) { Ok(()) } else { Err(self.index) }
     }
 
     /// Replaces the slot of the flow's entry.
@@ -484,7 +524,21 @@ mod tests {
     }
 
     fn add(index: &Index, slot: u32) -> bool {
-        index.lock(index.probe(&key(slot))).unwrap().add(slot)
+        index.lock(index.probe(&key(slot))).unwrap().add(slot).is_ok()
+    }
+
+    /// A table whose keys are slot numbers, and which makes an index of twice the size in the place of a full one.
+    struct Slots(AtomicU64);
+
+    impl Table<2> for Slots {
+        fn key(&self, slot: u32) -> Key<2> {
+            key(slot)
+        }
+
+        fn replace(&self, full: &Index) {
+            let seed = self.0.fetch_add(1, Ordering::Relaxed);
+            full.start_migration(Arc::new(index(full.bits() + 1, 100 + seed)));
+        }
     }
 
     fn found(index: &Index, slot: u32) -> Option<u32> {
@@ -527,7 +581,7 @@ mod tests {
                     slots.remove(&slot);
                 }
                 None if slots.len() < 80 => {
-                    assert!(locked.add(slot));
+                    assert!(locked.add(slot).is_ok());
                     slots.insert(slot);
                 }
                 None => {}
@@ -596,7 +650,7 @@ mod tests {
         for shift in [0, 8, 16, 32, 48] {
             let (index, mut count) = (index(10, 5), 0_u32);
             let key = |n: u32| Key([u64::from(n) << shift, 7]);
-            while index.lock(index.probe(&key(count))).unwrap().add(count) && !index.stashed() {
+            while index.lock(index.probe(&key(count))).unwrap().add(count).is_ok() && !index.stashed() {
                 count += 1;
             }
             let load = f64::from(count) / index.capacity() as f64;
@@ -613,11 +667,12 @@ mod tests {
         assert!(!old.start_migration(Arc::new(index(7, 3))));
         let lookup = |slot| found(&old, slot).or_else(|| found(old.next()?, slot));
         // A flow's own lines first, as a writer does.
-        old.migrate_flow(old.probe(&key(3)), key);
+        let table = Slots(AtomicU64::new(0));
+        old.migrate_flow(old.probe(&key(3)), &table);
         assert!(old.lock(old.probe(&key(3))).is_none());
         assert_eq!(found(&next, 3), Some(3));
         let mut rounds = 0;
-        while old.migrate_some(5, key) == Migration::Partial {
+        while old.migrate_some(5, &table) == Migration::Partial {
             (0..500).for_each(|slot| assert_eq!(lookup(slot), Some(slot)));
             rounds += 1;
         }
@@ -633,7 +688,22 @@ mod tests {
         (0..added as u32).for_each(|slot| assert_eq!(found(&index, slot), Some(slot)));
         let next = Arc::new(Index::new(2, Secret::new(9), Pages::Base));
         index.start_migration(Arc::clone(&next));
-        while index.migrate_some(1, key) == Migration::Partial {}
+        while index.migrate_some(1, &Slots(AtomicU64::new(0))) == Migration::Partial {}
         (0..added as u32).for_each(|slot| assert_eq!(found(&next, slot), Some(slot)));
+    }
+
+    /// Entries that the next index has no room for migrate along the chain.
+    #[test]
+    fn a_chain_takes_the_entries_of_a_full_index() {
+        let (old, table) = (index(6, 1), Slots(AtomicU64::new(0)));
+        (0..400).for_each(|slot| assert!(add(&old, slot)));
+        old.start_migration(Arc::new(index(2, 2)));
+        while old.migrate_some(1, &table) == Migration::Partial {
+            assert!((0..400).all(|slot| old.chain().any(|index| found(index, slot).is_some())));
+        }
+        let sizes: Vec<u32> = old.chain().map(Index::bits).collect();
+        assert!(sizes.starts_with(&[6, 2, 3, 4, 5]), "{sizes:?}");
+        let entries = |slot| old.chain().filter(|index| found(index, slot).is_some()).count();
+        assert!((0..400).all(|slot| entries(slot) == 1));
     }
 }
