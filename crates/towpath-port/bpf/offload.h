@@ -251,53 +251,16 @@ static __always_inline int load_udp(CONTEXT *context, __u32 at, struct udp *to);
 /* The frame is for another Ethernet address than `own`, that of the interface. */
 static __always_inline int is_foreign(CONTEXT *context, const __u8 *own);
 
-/*
- * Reads a packet of `available` bytes at `at` of the frame. Returns false if it is not plain. The conditions are those of towpath-wire,
- * plain().
- */
-static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u32 available, struct packet *packet)
+/* Reads the header at `at` after the IP header. Returns false if the packet is not plain. */
+static __always_inline int parse_transport(CONTEXT *context, __u32 at, struct packet *packet)
 {
-	if (protocol == swap16(ETH_P_IP)) {
-		struct ip4 ip;
-		if (load_ip4(context, at, &ip))
-			goto not_plain;
-		packet->length = swap16(ip.length);
-		if (ip.version != 0x45 || (ip.fragment & swap16(0x3fff)) || packet->length < sizeof(ip))
-			goto not_plain;
-		packet->key.src[0] = ip.src;
-		packet->key.dst[0] = ip.dst;
-		packet->key.proto = ip.proto;
-		packet->key.family = 4;
-		packet->ttl = ip.ttl;
-		packet->header_sum = ip.checksum;
-		packet->network = sizeof(ip);
-		packet->ttl_at = at + __builtin_offsetof(struct ip4, ttl);
-	} else if (protocol == swap16(ETH_P_IPV6)) {
-		struct ip6 ip;
-		if (load_ip6(context, at, &ip))
-			goto not_plain;
-		packet->length = sizeof(ip) + swap16(ip.payload);
-		if (*(__u8 *)&ip.version >> 4 != 6 || !ip.payload)
-			goto not_plain;
-		__builtin_memcpy(packet->key.src, ip.src, 16);
-		__builtin_memcpy(packet->key.dst, ip.dst, 16);
-		packet->key.proto = ip.next;
-		packet->key.family = 6;
-		packet->ttl = ip.ttl;
-		packet->network = sizeof(ip);
-		packet->ttl_at = at + __builtin_offsetof(struct ip6, ttl);
-	} else {
-		goto not_plain;
-	}
-	if (packet->length > available)
-		goto not_plain;
 	if (packet->key.proto == PROTO_TCP) {
 		struct tcp tcp;
-		if (load_tcp(context, at + packet->network, &tcp))
-			goto not_plain;
+		if (load_tcp(context, at, &tcp))
+			return 0;
 		packet->header = (tcp.offset >> 4) * 4;
 		if (packet->header < sizeof(tcp) || packet->network + packet->header > packet->length)
-			goto not_plain;
+			return 0;
 		packet->key.src_port = tcp.src_port;
 		packet->key.dst_port = tcp.dst_port;
 		packet->seq = tcp.seq;
@@ -305,24 +268,75 @@ static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u
 		packet->flags = tcp.flags;
 		packet->checksum = tcp.checksum;
 		packet->covered = packet->length - packet->network;
-	} else if (packet->key.proto == PROTO_UDP) {
+		return 1;
+	}
+	if (packet->key.proto == PROTO_UDP) {
 		struct udp udp;
-		if (load_udp(context, at + packet->network, &udp))
-			goto not_plain;
+		if (load_udp(context, at, &udp))
+			return 0;
 		packet->header = sizeof(udp);
 		packet->covered = swap16(udp.length);
 		if (packet->covered < 8 || packet->network + packet->covered > packet->length)
-			goto not_plain;
+			return 0;
 		packet->key.src_port = udp.src_port;
 		packet->key.dst_port = udp.dst_port;
 		packet->checksum = udp.checksum;
-	} else {
-		goto not_plain;
+		return 1;
 	}
-	return 1;
-not_plain:
-	count(NOT_PLAIN, 1);
 	return 0;
+}
+
+static __always_inline int parse_ip4(CONTEXT *context, __u32 at, __u32 available, struct packet *packet)
+{
+	struct ip4 ip;
+	if (load_ip4(context, at, &ip))
+		return 0;
+	packet->length = swap16(ip.length);
+	if (ip.version != 0x45 || (ip.fragment & swap16(0x3fff)) || packet->length < sizeof(ip) || packet->length > available)
+		return 0;
+	packet->key.src[0] = ip.src;
+	packet->key.dst[0] = ip.dst;
+	packet->key.proto = ip.proto;
+	packet->key.family = 4;
+	packet->ttl = ip.ttl;
+	packet->header_sum = ip.checksum;
+	packet->network = sizeof(ip);
+	packet->ttl_at = at + __builtin_offsetof(struct ip4, ttl);
+	return parse_transport(context, at + sizeof(ip), packet);
+}
+
+static __always_inline int parse_ip6(CONTEXT *context, __u32 at, __u32 available, struct packet *packet)
+{
+	struct ip6 ip;
+	if (load_ip6(context, at, &ip))
+		return 0;
+	packet->length = sizeof(ip) + swap16(ip.payload);
+	if (*(__u8 *)&ip.version >> 4 != 6 || !ip.payload || packet->length > available)
+		return 0;
+	__builtin_memcpy(packet->key.src, ip.src, 16);
+	__builtin_memcpy(packet->key.dst, ip.dst, 16);
+	packet->key.proto = ip.next;
+	packet->key.family = 6;
+	packet->ttl = ip.ttl;
+	packet->network = sizeof(ip);
+	packet->ttl_at = at + __builtin_offsetof(struct ip6, ttl);
+	return parse_transport(context, at + sizeof(ip), packet);
+}
+
+/*
+ * Reads a packet of `available` bytes at `at` of the frame. Returns false if it is not plain. The conditions are those of towpath-wire,
+ * plain(). `at` is a constant, so that all offsets are.
+ */
+static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u32 available, struct packet *packet)
+{
+	int is_plain = 0;
+	if (protocol == swap16(ETH_P_IP))
+		is_plain = parse_ip4(context, at, available, packet);
+	else if (protocol == swap16(ETH_P_IPV6))
+		is_plain = parse_ip6(context, at, available, packet);
+	if (!is_plain)
+		count(NOT_PLAIN, 1);
+	return is_plain;
 }
 
 /*

@@ -49,16 +49,17 @@ struct {
 #define START(context) ((void *)(long)(context)->data)
 #define END(context) ((void *)(long)(context)->data_end)
 
-/*
- * The object at a pointer is in the first buffer. Without CAP_PERFMON, the verifier permits only constant offsets of such pointers, so other
- * parts of a frame are copied.
- */
+/* The object at a pointer is in the first buffer. Without CAP_PERFMON, the verifier permits only constant offsets of such pointers. */
 #define IN(context, here) ((void *)((here) + 1) <= END(context))
 
 #define LOADER(type)                                                                                                                               \
 	static __always_inline int load_##type(struct xdp_md *context, __u32 at, struct type *to)                                                  \
 	{                                                                                                                                          \
-		return bpf_xdp_load_bytes(context, at, to, sizeof(*to));                                                                           \
+		struct type *here = START(context) + at;                                                                                           \
+		if (!IN(context, here))                                                                                                            \
+			return bpf_xdp_load_bytes(context, at, to, sizeof(*to));                                                                   \
+		*to = *here;                                                                                                                       \
+		return 0;                                                                                                                          \
 	}
 LOADER(ip4)
 LOADER(ip6)
@@ -110,6 +111,7 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 	__u32 queue = context->rx_queue_index, at = ETH_HLEN, number = 0;
 	__u64 now = 0;
 
+	packet.key.ifindex = context->ingress_ifindex;
 	if (!bpf_map_lookup_elem(&sockets, &queue)) {
 		now = without_engine();
 		if (!now)
@@ -125,12 +127,12 @@ static __always_inline int forward(struct xdp_md *context, int miss)
 		if (!IN(context, tag))
 			goto miss;
 		packet.key.vlan = (swap16(tag->tci) & 0xfff) | 0x8000;
-		protocol = tag->type;
 		at += sizeof(*tag);
-	}
-	packet.key.ifindex = context->ingress_ifindex;
-	if (!parse(context, protocol, at, len - at, &packet))
+		if (!parse(context, tag->type, ETH_HLEN + sizeof(*tag), len - at, &packet))
+			goto miss;
+	} else if (!parse(context, protocol, ETH_HLEN, len - at, &packet)) {
 		goto miss;
+	}
 	if (!now && is_denied(context, &packet, &number)) {
 		count_denied(number, packet.length);
 		return XDP_DROP;

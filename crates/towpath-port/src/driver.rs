@@ -45,6 +45,8 @@ pub enum Capability {
     NetAdmin,
     /// `CAP_BPF`.
     Bpf,
+    /// `CAP_PERFMON`.
+    PerfMon,
 }
 
 /// The configuration of one driver's ports.
@@ -53,8 +55,6 @@ pub trait DriverConfig: Sized {
     const NAMES: &'static [(&'static str, &'static str)];
     /// Capabilities needed to open a port, and to open it again.
     const CAPABILITIES: &'static [Capability];
-    /// Further capabilities of a process that opens ports; without them a port opens and lacks a function.
-    const CAPABILITIES_OPTIONAL: &'static [Capability] = &[];
     /// Capabilities needed while a port is used, if another process opens its objects.
     const CAPABILITIES_IN_USE: &'static [Capability] = &[];
     /// Returns false if a port can be used by one worker only.
@@ -68,6 +68,11 @@ pub trait DriverConfig: Sized {
     /// Capabilities that a port of this configuration needs: [`CAPABILITIES`](Self::CAPABILITIES), or fewer.
     fn capabilities(&self) -> &'static [Capability] {
         Self::CAPABILITIES
+    }
+
+    /// Further capabilities of a process that opens a port of this configuration. Without them, the port lacks a function or is slower.
+    fn capabilities_optional(&self) -> &'static [Capability] {
+        &[]
     }
 
     /// The port's packets are not forwarded.
@@ -301,9 +306,9 @@ macro_rules! drivers {
                 match self { $(Self::$variant(config) => config.open_object(object),)* }
             }
 
-            /// Further capabilities of a process that opens the port; without them the port opens and lacks a function.
+            /// Further capabilities of a process that opens the port. Without them, the port lacks a function or is slower.
             pub fn capabilities_optional(&self) -> &'static [Capability] {
-                match self { $(Self::$variant(_) => crate::$module::Config::CAPABILITIES_OPTIONAL,)* }
+                match self { $(Self::$variant(config) => DriverConfig::capabilities_optional(config),)* }
             }
 
             /// Capabilities needed while the port is used, if another process opens its objects.

@@ -311,6 +311,11 @@ impl DriverConfig for Config {
         }
     }
 
+    /// Without it, the verifier puts a barrier after nearly each store of a program, against speculative execution.
+    fn capabilities_optional(&self) -> &'static [Capability] {
+        if self.capabilities().contains(&Capability::Bpf) { &[Capability::PerfMon] } else { &[] }
+    }
+
     /// A monitor receives copies: the kernel's network stack works as without it.
     fn set_monitor(&mut self) {
         if matches!(self.kernel, Kernel::Excluded { stated: false, closed: false, .. }) {

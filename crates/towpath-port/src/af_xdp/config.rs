@@ -161,6 +161,11 @@ impl DriverConfig for Config {
     const CAPABILITIES: &'static [Capability] = &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
     const MULTI_QUEUE: bool = true;
 
+    /// Without it, the verifier puts a barrier after nearly each store of a program, against speculative execution.
+    fn capabilities_optional(&self) -> &'static [Capability] {
+        &[Capability::PerfMon]
+    }
+
     fn from_options(_: &str, options: &dyn Options) -> Self {
         let interface = options.interface();
         let native = options.word("mode", &["generic", "native"]) == Some(1);

@@ -55,12 +55,15 @@ impl Config {
 impl DriverConfig for Config {
     const NAMES: &'static [(&'static str, &'static str)] = &[("nfqueue", "a queue of the kernel's NFQUEUE")];
     const CAPABILITIES: &'static [Capability] = &[Capability::NetAdmin];
-    /// For replies.
-    const CAPABILITIES_OPTIONAL: &'static [Capability] = &[Capability::NetRaw];
     /// The kernel checks it for each verdict.
     const CAPABILITIES_IN_USE: &'static [Capability] = &[Capability::NetAdmin];
     const MULTI_QUEUE: bool = true;
     const VERDICTS: bool = true;
+
+    /// For replies.
+    fn capabilities_optional(&self) -> &'static [Capability] {
+        &[Capability::NetRaw]
+    }
 
     fn from_options(_: &str, options: &dyn Options) -> Self {
         let queue = options.number("queue", 0..=65_535).unwrap_or(0) as u16;

@@ -47,6 +47,7 @@ impl Capabilities {
                     Capability::NetRaw => CapabilitySet::NET_RAW,
                     Capability::NetAdmin => CapabilitySet::NET_ADMIN,
                     Capability::Bpf => CapabilitySet::BPF,
+                    Capability::PerfMon => CapabilitySet::PERFMON,
                 };
             }
         }
@@ -208,11 +209,11 @@ mod tests {
 
     #[test]
     fn needed_capabilities_follow_from_the_drivers() {
-        let needed = |driver: &str| {
+        let config = |driver: &str| {
             let text =
                 format!("rules = \"r\"\nmonitor = \"a\"\n[port.a]\ndriver = \"{driver}\"\nread = \"x\"\n");
             let text = if driver == "pcap" { text } else { text.replace("read = \"x\"\n", "") };
-            Capabilities::needed(&Config::parse("t", &text).unwrap()).to_string()
+            Config::parse("t", &text).unwrap()
         };
         let rows = [
             // A monitor is not exclusive.
@@ -223,7 +224,11 @@ mod tests {
             ("pcap", "none"),
         ];
         for (driver, expected) in rows {
-            assert_eq!(needed(driver), expected, "{driver}");
+            let config = config(driver);
+            assert_eq!(Capabilities::needed(&config).to_string(), expected, "{driver}");
+            // What loads programs does so without the verifier's barriers.
+            let launcher = Capabilities::of_launcher(&config).0;
+            assert_eq!(launcher.contains(CapabilitySet::PERFMON), expected.contains("CAP_BPF"), "{driver}");
         }
     }
 }
