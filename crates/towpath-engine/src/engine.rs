@@ -29,7 +29,7 @@ use crate::router::Fib;
 use crate::topology::Topology;
 use crate::totals::{ConversationStats, ReplyStats, Totals};
 use crate::trace::Traces;
-use crate::verdict_feed::VerdictFeed;
+use crate::verdict_feed::{DecidedFlow, MAX_DECIDED, VerdictFeed};
 use crate::verdicts::VerdictBatch;
 
 /// The result of a run.
@@ -62,6 +62,8 @@ pub struct Engine<E: PacketIo> {
     pub(crate) verdicts: VerdictBatch,
     /// Of an engine whose kernel forwards flows.
     pub(crate) feed: Option<VerdictFeed>,
+    /// The flows of new verdicts, to be announced when their packets have left.
+    pub(crate) decided_flows: Vec<DecidedFlow>,
     pub(crate) injected: InjectBatch,
     pub(crate) clock: Clock,
     pub(crate) conversations: Conversations,
@@ -140,6 +142,7 @@ impl<E: PacketIo> Engine<E> {
             reassembler: Reassembler::new(),
             verdicts: VerdictBatch::default(),
             feed: None,
+            decided_flows: Vec::new(),
             injected: InjectBatch::default(),
             clock: Clock::new(live),
             conversations: Conversations::default(),
@@ -161,6 +164,7 @@ impl<E: PacketIo> Engine<E> {
     /// Announces verdicts for flows to flow offload.
     pub fn set_verdict_feed(&mut self, feed: VerdictFeed) {
         self.feed = Some(feed);
+        self.decided_flows.reserve(MAX_DECIDED);
     }
 
     /// Processes a burst. On return, each packet is decided, or an inspector has it. The engine copies packets that wait.

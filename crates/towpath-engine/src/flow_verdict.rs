@@ -180,6 +180,14 @@ impl FlowVerdictCache {
         self.keep(key, Entry { verdict, seen: now, own }, now);
     }
 
+    /// Announces the verdict for a flow that was just set.
+    pub(crate) fn announce(&mut self, flow: &Flow, now: Time, origin: Origin<'_>) {
+        let key = symmetric(flow);
+        if let Some(Entry { own, verdict, .. }) = self.young.get_mut(&key) {
+            origin.announce(own, (flow, key == *flow), verdict, now);
+        }
+    }
+
     /// Removes the verdicts of the inspector on `channel`.
     pub fn forget(&mut self, channel: u32) {
         self.retain(|verdict| verdict.channel != channel);

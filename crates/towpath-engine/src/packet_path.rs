@@ -31,7 +31,7 @@ use crate::packet_io::PacketIo;
 use crate::queue::{Enqueue, Queue, QueueVerdict};
 use crate::reorder::{Account, PacketId};
 use crate::topology::ForwardMode;
-use crate::verdict_feed::Origin;
+use crate::verdict_feed::{DecidedFlow, MAX_DECIDED, Origin};
 use crate::verdicts::{Settlement, VerdictBatch};
 
 /// The result of offering a packet to its queue.
@@ -506,14 +506,27 @@ impl<E: PacketIo> Engine<E> {
                 break;
             }
         }
+        self.announce_decided_flows();
         // Packets that were published here were not announced with the burst.
         self.queues.iter_mut().for_each(Queue::announce);
         Ok(decided)
     }
 
+    /// Announces the verdicts for flows of which no packet waits any more. The others are announced by a later packet.
+    fn announce_decided_flows(&mut self) {
+        let Self { reorder, queues, clock, feed: Some(feed), decided_flows, .. } = self else { return };
+        for DecidedFlow { queue: number, flow, arrival, bucket } in decided_flows.drain(..) {
+            if reorder.is_clear(bucket)
+                && let Some(queue) = queues.find(number)
+            {
+                queue.announce_flow_verdict(&flow, clock.now, Origin { feed, queue: number, arrival });
+            }
+        }
+    }
+
     /// Acts on the verdict for a packet that waits.
     fn settle(&mut self, id: PacketId, settlement: &Settlement, verdicts: &VerdictBatch) {
-        let Self { reorder, burst, queues, clock, feed, .. } = self;
+        let Self { reorder, burst, queues, clock, feed, decided_flows, .. } = self;
         let Some((held, ctx)) = reorder.waiting_mut(id) else { return };
         let queue = queues.get_mut(ctx.wait.queue);
         let (decision, channel) = match settlement.verdict {
@@ -545,6 +558,10 @@ impl<E: PacketIo> Engine<E> {
             let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
             let (number, arrival) = (queue.number(), ctx.arrival);
             let origin = feed.as_ref().map(|feed| Origin { feed, queue: number, arrival });
+            // A packet that an inspector sends is not received.
+            if origin.is_some() && ctx.packets > 0 && decided_flows.len() < MAX_DECIDED {
+                decided_flows.push(DecidedFlow { queue: number, flow, arrival, bucket: ctx.bucket() });
+            }
             queue.set_flow_verdict(&flow, verdict, clock.now, origin);
         }
         let next = match decision.verdict {

@@ -1,8 +1,8 @@
 //! Verdicts for flows, as flow offload learns of them.
 //!
 //! An engine thread announces a verdict to the thread that decides which flows the kernel forwards. A verdict that passes is announced
-//! for each direction, by a packet of this direction that it passed while no packet of the flow was waiting: earlier packets of the flow
-//! have left. Any other verdict is announced at once; if the kernel drops packets by verdicts, one that drops is then announced for each
+//! for each direction while no packet of the flow waits: earlier packets of the flow have left. The packet that was decided announces its
+//! direction, and each later packet that passes by the verdict. Any other verdict is announced at once; if the kernel drops packets by verdicts, one that drops is then announced for each
 //! direction, too.
 //!
 //! Each side has a reference to the [`SharedVerdict`]. The reader stores the slots of the flow's entries there, and the time of the
@@ -206,6 +206,20 @@ pub struct VerdictFeed {
     entries: Arc<dyn Entries>,
     /// The kernel drops packets by verdicts: each direction is announced.
     drops: bool,
+}
+
+/// Limit on [`DecidedFlow`]s of a batch of verdicts. Others are announced by their next packets.
+pub(crate) const MAX_DECIDED: usize = 256;
+
+/// A flow whose packet an inspector has just decided for the whole flow.
+#[derive(Debug)]
+pub(crate) struct DecidedFlow {
+    pub(crate) queue: u16,
+    /// In the direction of the packet.
+    pub(crate) flow: Flow,
+    pub(crate) arrival: PortId,
+    /// Of the reorder buffer.
+    pub(crate) bucket: u16,
 }
 
 /// Where a packet came from, for an announcement.

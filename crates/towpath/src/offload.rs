@@ -96,6 +96,8 @@ metrics! {
     }
 }
 
+/// The time slice of the thread: the kernel's shortest.
+const SLICE: Duration = Duration::from_micros(100);
 /// Interval at which the kernel's counters are read.
 const TICK: Duration = Duration::from_millis(250);
 /// Interval at which the journal is read, while there are changes, and otherwise.
@@ -274,7 +276,11 @@ impl Offloading {
         let stop = Arc::new(AtomicBool::new(false));
         let (own, stopped) = (Arc::clone(offload), Arc::clone(&stop));
         let body = move || {
-            crate::background::begin_as(crate::sandbox::Role::Offload);
+            // Before its role, which permits no change of the scheduling. A verdict does not wait for the end of another thread's slice.
+            if let Err(error) = towpath_port::scheduling::set_slice(SLICE) {
+                log::debug!("verdicts may wait for their way into the kernel: no short time slices: {error}");
+            }
+            crate::sandbox::enter(crate::sandbox::Role::Offload);
             // An announcement of a verdict ends the wait.
             own.feed.wake(thread::current());
             // Relaxed: nothing else depends on it; the wake-up that follows it is not lost.

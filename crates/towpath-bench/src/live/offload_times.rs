@@ -26,6 +26,8 @@ use crate::xdp::FlowMap;
 /// The address of the near end, and the port of the far end, whose packets end there.
 const SOURCE: Ipv4Addr = Ipv4Addr::new(10, 255, 0, 2);
 const PORT: u16 = 53;
+/// The source port of the first flow that counts.
+const FIRST: u16 = 10_000;
 /// Time between two packets of a flow.
 const GAP: Duration = Duration::from_micros(50);
 /// Time between two looks at the map.
@@ -67,7 +69,9 @@ pub(crate) fn verdicts(cpus: Cpus, count: u16) -> Result<Vec<u64>> {
     let sender = thread::spawn(move || {
         netns::join(near)?;
         pin::to(cpus.engine)?;
-        (0..count).map(|number| verdict(&map, ingress, &decided, 10_000 + number)).collect()
+        // The first flow waits until the engine has seen that the interfaces are up.
+        verdict(&map, ingress, &decided, FIRST - 1)?;
+        (0..count).map(|number| verdict(&map, ingress, &decided, FIRST + number)).collect()
     });
     sender.join().map_err(|_| anyhow!("the sender panicked"))?
 }

@@ -637,6 +637,11 @@ impl<C: Channel> Queue<C> {
         self.flow_verdicts.insert_and_announce(flow, verdict, now, origin);
     }
 
+    /// Announces the verdict for a flow to flow offload.
+    pub(crate) fn announce_flow_verdict(&mut self, flow: &Flow, now: Time, origin: Origin<'_>) {
+        self.flow_verdicts.announce(flow, now, origin);
+    }
+
     /// The verdicts for flows.
     pub fn flow_verdicts(&self) -> &FlowVerdictCache {
         &self.flow_verdicts

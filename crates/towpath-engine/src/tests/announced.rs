@@ -48,6 +48,32 @@ fn a_flow_is_announced_after_its_packets_have_left() {
     world.assert_clear();
 }
 
+#[test]
+fn the_packet_that_is_decided_announces_its_flow() {
+    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
+    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
+    world.engine.set_verdict_feed(feed);
+    let inspector = world.inspector.clone();
+    let [frame, other, back] = ["1024 > 10.0.0.2:53", "1025 > 10.0.0.2:53", ""].map(|rest| match rest {
+        "" => packet("udp 10.0.0.2:53 > 10.0.0.1:1024"),
+        rest => packet(&format!("udp 10.0.0.1:{rest}")),
+    });
+    world.burst(&[&frame, &other]);
+    decide_one(&inspector, Decision { flow: true, ..Verdict::Pass.into() });
+    let Ok(()) = world.engine.idle();
+    let announced = reader.read().expect("no packet of the flow waits");
+    assert_eq!((announced.queue, announced.arrival, announced.flow.src_port), (1, PortId(0), 1024));
+    assert!(announced.verdict.passes() && reader.read().is_none());
+    // Once for each direction.
+    world.burst(&[&frame, &back, &back]);
+    assert_eq!(reader.read().expect("the other direction").flow.src_port, 53);
+    assert!(reader.read().is_none());
+    decide_one(&inspector, Verdict::Pass.into());
+    let Ok(()) = world.engine.idle();
+    assert!(reader.read().is_none(), "not a verdict for a flow");
+    world.assert_clear();
+}
+
 /// A verdict that does not pass is announced at once; the engine drops the packets.
 #[test]
 fn a_blocked_flow_is_announced_as_such() {
