@@ -327,12 +327,7 @@ impl<const N: usize> Family<N> {
         (found, if found.is_some() { before } else { None }, states)
     }
 
-    fn with_flow<'a, T>(
-        &self,
-        index: &'a Index,
-        key: &Key<N>,
-        work: impl FnOnce(LockedFlow<'a>) -> T,
-    ) -> T {
+    fn with_flow<'a, T>(&self, index: &'a Index, key: &Key<N>, work: impl FnOnce(LockedFlow<'a>) -> T) -> T {
         index.with_flow(key, self, work)
     }
 

@@ -280,7 +280,10 @@ mod tests {
             assert!((0..=states + lines).filter(|&slot| slot != states).all(is_found), "{lines} lines");
         }
         let halved = indices.current();
-        assert_eq!((halved.bits() + 1, halved.next().map(|next| next.bits())), (index.bits(), Some(index.bits())));
+        assert_eq!(
+            (halved.bits() + 1, halved.next().map(|next| next.bits())),
+            (index.bits(), Some(index.bits()))
+        );
         // The number of states has its effect on the last index.
         indices.grow(index.capacity());
         assert_eq!(halved.chain().count(), 3);
