@@ -78,6 +78,7 @@
 #![forbid(unsafe_code)]
 
 mod backlog;
+mod by_flow;
 pub mod capture_clock;
 mod clock;
 pub mod conversations;
