@@ -28,7 +28,7 @@ const WORDS: usize = DENYING / 8;
 const ROUTE: u32 = super::ROUTE;
 const ANY_VLAN: u32 = super::ANY_VLAN;
 
-/// An address or a network. In the order of these, a network is before its parts.
+/// An address or a network. In the order of these, the parts of a network follow it, before all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Net {
     six: bool,
@@ -46,6 +46,15 @@ impl Net {
         };
         let len = len.min(max);
         Self { six, bits: bits & mask(len), len }
+    }
+
+    /// The address and the prefix length.
+    pub fn prefix(&self) -> (IpAddr, u8) {
+        let address = match self.six {
+            false => IpAddr::V4(((self.bits >> 96) as u32).into()),
+            true => IpAddr::V6(self.bits.into()),
+        };
+        (address, self.len)
     }
 
     /// Returns true if all addresses of `other` are in this network.
@@ -66,7 +75,7 @@ impl Net {
     }
 
     /// `struct prefix`.
-    fn prefix(&self) -> [u8; 24] {
+    fn trie_key(&self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[..4].copy_from_slice(&(32 + u32::from(self.len)).to_ne_bytes());
         bytes[4..].copy_from_slice(&self.address());
@@ -135,7 +144,7 @@ impl DenyMap {
             sys::bpf_update_batch(self.hosts.as_fd(), &keys, 20, &rules(&hosts), 4).1?;
         }
         if !nets.is_empty() {
-            let keys: Vec<u8> = nets.iter().flat_map(|(net, _)| net.prefix()).collect();
+            let keys: Vec<u8> = nets.iter().flat_map(|(net, _)| net.trie_key()).collect();
             sys::bpf_update_batch(self.nets.as_fd(), &keys, 24, &rules(&nets), 4).1?;
         }
         Ok(())
@@ -149,7 +158,7 @@ impl DenyMap {
         for net in nets {
             absent(match net.is_host() {
                 true => sys::bpf_delete(self.hosts.as_fd(), &net.address()),
-                false => sys::bpf_delete(self.nets.as_fd(), &net.prefix()),
+                false => sys::bpf_delete(self.nets.as_fd(), &net.trie_key()),
             })?;
         }
         Ok(())
@@ -224,10 +233,11 @@ mod tests {
     fn nets_have_the_layout_and_the_order_of_the_program() {
         let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
         let four = net("10.1.2.3", 24);
-        assert_eq!(four.prefix()[..4], 56_u32.to_ne_bytes());
-        assert_eq!(four.prefix()[4..8], 4_u32.to_ne_bytes());
-        assert_eq!(four.prefix()[8..], [10, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(four.trie_key()[..4], 56_u32.to_ne_bytes());
+        assert_eq!(four.trie_key()[4..8], 4_u32.to_ne_bytes());
+        assert_eq!(four.trie_key()[8..], [10, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(net("2001:db8::1", 128).address()[4..8], [0x20, 1, 0xd, 0xb8]);
+        assert_eq!(four.prefix(), ([10, 1, 2, 0].into(), 24));
         assert!(net("10.0.0.0", 8).contains(&four) && !four.contains(&net("10.0.0.0", 8)));
         assert!(net("0.0.0.0", 0).contains(&four) && !net("::", 0).contains(&four));
         let mut nets = [four, net("10.0.0.0", 8), net("10.1.2.0", 32), net("::", 0), net("0.0.0.0", 0)];
