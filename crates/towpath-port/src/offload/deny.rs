@@ -4,12 +4,14 @@
 //! their order, and a counter for each: the first rule whose bit both have denies the packet.
 //!
 //! Consistency: the caller changes the maps only while the epoch of each port differs from the current one
-//! ([`FlowMap::set_epoch`](super::FlowMap::set_epoch)). The programs read the epoch of the port before the maps, and the current one after them.
+//! ([`FlowMap::set_epoch`](super::FlowMap::set_epoch)). The programs read the epoch of the port before the maps, and the current one after them,
+//! with barriers between. On this side, a fence orders the current epoch before the changes, also before the kernel's deletion of an
+//! entry, which is a plain store; the release store of a port's epoch orders the changes before it.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use crate::mapping::Mapping;
 use crate::sys;
@@ -135,6 +137,7 @@ impl DenyMap {
     /// # Errors
     /// Errors of bpf(2): without room, ENOSPC or E2BIG. Part of the entries may be written then.
     pub fn write(&self, entries: &[(Net, u32)]) -> io::Result<()> {
+        fence(Ordering::SeqCst);
         let (hosts, nets): (Vec<_>, Vec<_>) = entries.iter().partition(|(net, _)| net.is_host());
         let rules = |entries: &[(Net, u32)]| -> Vec<u8> {
             entries.iter().flat_map(|(_, rules)| rules.to_ne_bytes()).collect()
@@ -155,6 +158,7 @@ impl DenyMap {
     /// # Errors
     /// Errors of bpf(2). An entry that does not exist is none.
     pub fn remove(&self, nets: &[Net]) -> io::Result<()> {
+        fence(Ordering::SeqCst);
         for net in nets {
             absent(match net.is_host() {
                 true => sys::bpf_delete(self.hosts.as_fd(), &net.address()),

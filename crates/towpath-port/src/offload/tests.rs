@@ -253,6 +253,7 @@ fn all_programs_load() {
         for (closed, frags) in [(false, true), (true, false)] {
             let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
             load_xdp(std::process::id(), Flows { entries: 8 * ENTRIES, ..FLOWS }, xdp).unwrap();
+            program::load_weak(FLOWS, xdp).unwrap();
         }
     });
 }
@@ -269,6 +270,7 @@ fn xdp_programs_load() {
         for (closed, frags) in [(false, true), (true, false)] {
             let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
             load_xdp(std::process::id(), Flows { entries: 2 * ENTRIES, ..FLOWS }, xdp).unwrap();
+            program::load_weak(FLOWS, xdp).unwrap();
         }
     });
 }
