@@ -8,7 +8,8 @@
  *
  * A program defines CONTEXT, the type of its argument, and the functions that are declared here without a body.
  *
- * Build: clang-14 -O2 -g -target bpf, see `.ci/run bpf`. The objects are checked in.
+ * Build: clang-14 -O2 -g -target bpf, see `.ci/run bpf`. The objects are checked in, each also with WEAK_ORDER for processors that reorder
+ * loads: see `read_barrier`.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -195,6 +196,27 @@ struct {
 	__type(value, struct denied);
 } denied SEC(".maps");
 
+/*
+ * Loads after it are not carried out before those ahead of it. It pairs with the stores of src/offload/deny.rs.
+ *
+ * x86 carries out loads in their order, so only the compiler is held back. Other processors (arm64) need a barrier. BPF has no instruction for
+ * it before Linux 6.15, but an atomic operation that returns a value is fully ordered in the kernel's memory model (atomic_t.txt).
+ *
+ * Not needed where one word decides: `decide` compares the epoch of a slot, which is written before the key that leads to the slot, and
+ * does not change otherwise while a program may use it. Counters, times and acknowledgement numbers are words of their own. The decision of
+ * a filter is read on the CPU that wrote it.
+ */
+static __always_inline void read_barrier(void)
+{
+#ifdef WEAK_ORDER
+	__u64 word = 0;
+	__u64 before = __sync_fetch_and_add(&word, 0);
+	asm volatile("" : : "r"(before) : "memory");
+#else
+	asm volatile("" : : : "memory");
+#endif
+}
+
 static __always_inline void count(__u32 index, __u64 value)
 {
 	__u64 *sum = bpf_map_lookup_elem(&stats, &index);
@@ -368,6 +390,7 @@ static __always_inline int is_denied(CONTEXT *context, struct packet *packet, __
 	if (!deny)
 		return 0;
 	__u64 began = *(volatile __u64 *)&deny->epoch;
+	read_barrier();
 	if (!began || deny->port.ifindex != port.ifindex || deny->port.vlan != port.vlan)
 		return 0;
 	if (tagged && !(deny->flags & ANY_VLAN))
@@ -378,7 +401,10 @@ static __always_inline int is_denied(CONTEXT *context, struct packet *packet, __
 		found = bpf_map_lookup_elem(&nets, &prefix);
 	if (found)
 		rules = *found & deny->rules;
-	if (!rules || began != *current)
+	if (!rules)
+		return 0;
+	read_barrier();
+	if (began != *current)
 		return 0;
 	if (deny->flags & ROUTE && is_foreign(context, deny->own))
 		return 0;

@@ -285,7 +285,12 @@ impl Offloading {
             own.feed.wake(thread::current());
             // Relaxed: nothing else depends on it; the wake-up that follows it is not lost.
             while !stopped.load(Ordering::Relaxed) {
-                let is_active = own.table().step(Instant::now());
+                let (is_active, retired) = {
+                    let mut table = own.table();
+                    (table.step(Instant::now()), table.take_retired())
+                };
+                // Without the lock.
+                drop(retired);
                 thread::park_timeout(if is_active { ACTIVE } else { IDLE });
             }
         };

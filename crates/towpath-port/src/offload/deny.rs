@@ -4,12 +4,14 @@
 //! their order, and a counter for each: the first rule whose bit both have denies the packet.
 //!
 //! Consistency: the caller changes the maps only while the epoch of each port differs from the current one
-//! ([`FlowMap::set_epoch`](super::FlowMap::set_epoch)). The programs read the epoch of the port before the maps, and the current one after them.
+//! ([`FlowMap::set_epoch`](super::FlowMap::set_epoch)). The programs read the epoch of the port before the maps, and the current one after them,
+//! with barriers between. On this side, a fence orders the current epoch before the changes, also before the kernel's deletion of an
+//! entry, which is a plain store; the release store of a port's epoch orders the changes before it.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use crate::mapping::Mapping;
 use crate::sys;
@@ -28,7 +30,7 @@ const WORDS: usize = DENYING / 8;
 const ROUTE: u32 = super::ROUTE;
 const ANY_VLAN: u32 = super::ANY_VLAN;
 
-/// An address or a network. In the order of these, a network is before its parts.
+/// An address or a network. In the order of these, the parts of a network follow it, before all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Net {
     six: bool,
@@ -46,6 +48,15 @@ impl Net {
         };
         let len = len.min(max);
         Self { six, bits: bits & mask(len), len }
+    }
+
+    /// The address and the prefix length.
+    pub fn prefix(&self) -> (IpAddr, u8) {
+        let address = match self.six {
+            false => IpAddr::V4(((self.bits >> 96) as u32).into()),
+            true => IpAddr::V6(self.bits.into()),
+        };
+        (address, self.len)
     }
 
     /// Returns true if all addresses of `other` are in this network.
@@ -66,7 +77,7 @@ impl Net {
     }
 
     /// `struct prefix`.
-    fn prefix(&self) -> [u8; 24] {
+    fn trie_key(&self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[..4].copy_from_slice(&(32 + u32::from(self.len)).to_ne_bytes());
         bytes[4..].copy_from_slice(&self.address());
@@ -126,6 +137,7 @@ impl DenyMap {
     /// # Errors
     /// Errors of bpf(2): without room, ENOSPC or E2BIG. Part of the entries may be written then.
     pub fn write(&self, entries: &[(Net, u32)]) -> io::Result<()> {
+        fence(Ordering::SeqCst);
         let (hosts, nets): (Vec<_>, Vec<_>) = entries.iter().partition(|(net, _)| net.is_host());
         let rules = |entries: &[(Net, u32)]| -> Vec<u8> {
             entries.iter().flat_map(|(_, rules)| rules.to_ne_bytes()).collect()
@@ -135,7 +147,7 @@ impl DenyMap {
             sys::bpf_update_batch(self.hosts.as_fd(), &keys, 20, &rules(&hosts), 4).1?;
         }
         if !nets.is_empty() {
-            let keys: Vec<u8> = nets.iter().flat_map(|(net, _)| net.prefix()).collect();
+            let keys: Vec<u8> = nets.iter().flat_map(|(net, _)| net.trie_key()).collect();
             sys::bpf_update_batch(self.nets.as_fd(), &keys, 24, &rules(&nets), 4).1?;
         }
         Ok(())
@@ -146,10 +158,11 @@ impl DenyMap {
     /// # Errors
     /// Errors of bpf(2). An entry that does not exist is none.
     pub fn remove(&self, nets: &[Net]) -> io::Result<()> {
+        fence(Ordering::SeqCst);
         for net in nets {
             absent(match net.is_host() {
                 true => sys::bpf_delete(self.hosts.as_fd(), &net.address()),
-                false => sys::bpf_delete(self.nets.as_fd(), &net.prefix()),
+                false => sys::bpf_delete(self.nets.as_fd(), &net.trie_key()),
             })?;
         }
         Ok(())
@@ -224,10 +237,11 @@ mod tests {
     fn nets_have_the_layout_and_the_order_of_the_program() {
         let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
         let four = net("10.1.2.3", 24);
-        assert_eq!(four.prefix()[..4], 56_u32.to_ne_bytes());
-        assert_eq!(four.prefix()[4..8], 4_u32.to_ne_bytes());
-        assert_eq!(four.prefix()[8..], [10, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(four.trie_key()[..4], 56_u32.to_ne_bytes());
+        assert_eq!(four.trie_key()[4..8], 4_u32.to_ne_bytes());
+        assert_eq!(four.trie_key()[8..], [10, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(net("2001:db8::1", 128).address()[4..8], [0x20, 1, 0xd, 0xb8]);
+        assert_eq!(four.prefix(), ([10, 1, 2, 0].into(), 24));
         assert!(net("10.0.0.0", 8).contains(&four) && !four.contains(&net("10.0.0.0", 8)));
         assert!(net("0.0.0.0", 0).contains(&four) && !net("::", 0).contains(&four));
         let mut nets = [four, net("10.0.0.0", 8), net("10.1.2.0", 32), net("::", 0), net("0.0.0.0", 0)];

@@ -31,10 +31,29 @@ const DEVMAP_HASH: u32 = 25;
 /// Limit on interfaces, as in `bpf/offload_xdp.bpf.c`.
 const INTERFACES: u32 = 1024;
 
-/// The object, compiled from `bpf/offload.bpf.c`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload.bpf.o");
-/// The object, compiled from `bpf/offload_xdp.bpf.c`.
-static XDP_OBJECT: &[u8] = aya::include_bytes_aligned!("../../bpf/offload_xdp.bpf.o");
+/// Objects that are compiled from `bpf/offload.bpf.c` and `bpf/offload_xdp.bpf.c`.
+#[derive(Clone, Copy, Debug)]
+struct Objects {
+    packet: &'static [u8],
+    xdp: &'static [u8],
+}
+
+/// For x86, which carries out loads in their order.
+#[cfg(target_arch = "x86_64")]
+static OBJECTS: Objects = Objects {
+    packet: aya::include_bytes_aligned!("../../bpf/offload.bpf.o"),
+    xdp: aya::include_bytes_aligned!("../../bpf/offload_xdp.bpf.o"),
+};
+
+/// For processors that need barriers between loads.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+static WEAK_OBJECTS: Objects = Objects {
+    packet: aya::include_bytes_aligned!("../../bpf/offload.weak.bpf.o"),
+    xdp: aya::include_bytes_aligned!("../../bpf/offload_xdp.weak.bpf.o"),
+};
+
+#[cfg(not(target_arch = "x86_64"))]
+use WEAK_OBJECTS as OBJECTS;
 
 /// The maps that the objects share. The XDP programs do not use `filters`.
 const MAPS: [&str; 10] =
@@ -47,6 +66,7 @@ struct Loaded {
     engine: u32,
     entries: u32,
     deny: bool,
+    objects: Objects,
     /// Another engine was there before.
     replaces: bool,
     redirect: OwnedFd,
@@ -112,11 +132,16 @@ pub(crate) struct Xdp<'a> {
 /// Loads the XDP program for an interface. Programs of other interfaces may redirect to it from now on.
 pub(crate) fn load_xdp(engine: u32, flows: Flows, xdp: Xdp<'_>) -> io::Result<OwnedFd> {
     with(engine, flows, |loaded| {
-        let code = loaded.xdp_code(xdp)?;
-        let program = sys::bpf_load(PROG_XDP, &code, if xdp.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)?;
+        let program = loaded.load_xdp(xdp)?;
         loaded.egress.set(xdp.index, xdp.index)?;
         Ok(program)
     })
+}
+
+/// Loads the programs for processors that need barriers, on this one.
+#[cfg(test)]
+pub(super) fn load_weak(flows: Flows, xdp: Xdp<'_>) -> io::Result<()> {
+    Loaded::new(0, flows, WEAK_OBJECTS)?.load_xdp(xdp).map(drop)
 }
 
 fn with<T>(engine: u32, flows: Flows, use_it: impl FnOnce(&Loaded) -> io::Result<T>) -> io::Result<T> {
@@ -129,21 +154,21 @@ fn with<T>(engine: u32, flows: Flows, use_it: impl FnOnce(&Loaded) -> io::Result
     // The engine before may still run. Those before that have ended.
     let before = all.iter().map(|loaded| loaded.engine).rfind(|other| *other != engine);
     all.retain(|loaded| loaded.engine == engine || Some(loaded.engine) == before);
-    let loaded = Loaded { replaces: before.is_some(), ..Loaded::new(engine, flows)? };
+    let loaded = Loaded { replaces: before.is_some(), ..Loaded::new(engine, flows, OBJECTS)? };
     let used = use_it(&loaded);
     all.push(loaded);
     used
 }
 
 impl Loaded {
-    fn new(engine: u32, Flows { entries, deny, .. }: Flows) -> io::Result<Self> {
+    fn new(engine: u32, Flows { entries, deny, .. }: Flows, objects: Objects) -> io::Result<Self> {
         let denied = if deny { DENIED_MAX as u32 } else { 1 };
         let mut object = EbpfLoader::new()
             .set_max_entries("flows", entries)
             .set_max_entries("slots", entries)
             .set_max_entries("hosts", denied)
             .set_max_entries("nets", denied)
-            .load(OBJECT)
+            .load(objects.packet)
             .map_err(error_of)?;
         let filter: &mut SocketFilter = program(&mut object, "flow_filter")?;
         filter.load().map_err(error_of)?;
@@ -166,12 +191,17 @@ impl Loaded {
         let maps: [OwnedFd; MAPS.len()] = maps.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
         sys::bpf_set_program(maps[FILTERS].as_fd(), 0, filter.as_fd())?;
         let egress = WordMap::new(DEVMAP_HASH, INTERFACES)?;
-        Ok(Self { engine, entries, deny, replaces: false, redirect, filter, maps, egress })
+        Ok(Self { engine, entries, deny, objects, replaces: false, redirect, filter, maps, egress })
+    }
+
+    fn load_xdp(&self, xdp: Xdp<'_>) -> io::Result<OwnedFd> {
+        let code = self.xdp_code(xdp)?;
+        sys::bpf_load(PROG_XDP, &code, if xdp.frags { HAS_FRAGS } else { 0 }, ATTACH_XDP)
     }
 
     /// The instructions of an XDP program with these maps. aya itself would give each program maps of its own.
     fn xdp_code(&self, xdp: Xdp<'_>) -> io::Result<Vec<u64>> {
-        let mut object = aya_obj::Object::parse(XDP_OBJECT).map_err(error_of)?;
+        let mut object = aya_obj::Object::parse(self.objects.xdp).map_err(error_of)?;
         let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         let declared = object.maps.clone();
         let maps = MAPS.into_iter().zip(self.maps.iter().map(AsFd::as_fd));

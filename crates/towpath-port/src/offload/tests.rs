@@ -53,16 +53,18 @@ struct World {
     right: Host,
 }
 
-fn world() -> World {
+/// Programs with the same number of entries share their maps: each test has a number of its own.
+fn world(entries: u32) -> World {
     let (left, right) = (Host::new(), Host::new());
     veth("wan", "l0");
     veth("lan", "r0");
     ip("link set r0 address 02:00:00:00:00:02");
     left.take("l0", "10.0.0.1/24");
     right.take("r0", "10.0.0.2/24");
-    let config = |name: &str| af_packet::Config { flows: Some(FLOWS), ..af_packet::Config::new(name) };
+    let flows = Some(Flows { entries, ..FLOWS });
+    let config = |name: &str| af_packet::Config { flows, ..af_packet::Config::new(name) };
     let opener = Opener::local(&config("wan"));
-    let map = FlowMap::open(&opener, ENTRIES).unwrap();
+    let map = FlowMap::open(&opener, entries).unwrap();
     map.set_epoch(|_| 7);
     let wan = af_packet::Socket::open(config("wan")).unwrap();
     let links = Links::new().unwrap();
@@ -91,7 +93,7 @@ fn received(port: &mut dyn Port, to: u16) -> usize {
 #[test]
 fn frames_of_an_entry_are_redirected_and_not_received() {
     within(|| {
-        let World { map, mut wan, links: [from, to], left, right } = world();
+        let World { map, mut wan, links: [from, to], left, right } = world(ENTRIES + 1);
         let [server, other] =
             [7, 8].map(|port| right.run(move || std::net::UdpSocket::bind(("10.0.0.2", port)).unwrap()));
         for socket in [&server, &other] {
@@ -154,7 +156,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
 #[test]
 fn frames_of_denied_sources_are_dropped_and_counted() {
     within(|| {
-        let World { map, mut wan, links: [from, _], left, .. } = world();
+        let World { map, mut wan, links: [from, _], left, .. } = world(ENTRIES + 2);
         let sender = left.run(|| std::net::UdpSocket::bind("10.0.0.1:7").unwrap());
         let send = || assert_eq!(sender.send_to(b"12345678", "10.0.0.2:7").unwrap(), 8);
         let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
@@ -201,7 +203,7 @@ fn frames_of_denied_sources_are_dropped_and_counted() {
 #[test]
 fn a_full_map_refuses_entries() {
     within(|| {
-        let World { map, links: [from, to], .. } = world();
+        let World { map, links: [from, to], .. } = world(ENTRIES);
         let redirect = Redirect { ifindex: to.ifindex, mtu: to.mtu, ..Redirect::default() };
         let entries: Vec<_> =
             (0..ENTRIES + 8).map(|at| (key(from.ifindex, 1000 + at as u16), at % ENTRIES)).collect();
@@ -253,6 +255,7 @@ fn all_programs_load() {
         for (closed, frags) in [(false, true), (true, false)] {
             let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
             load_xdp(std::process::id(), Flows { entries: 8 * ENTRIES, ..FLOWS }, xdp).unwrap();
+            program::load_weak(FLOWS, xdp).unwrap();
         }
     });
 }
@@ -269,6 +272,7 @@ fn xdp_programs_load() {
         for (closed, frags) in [(false, true), (true, false)] {
             let xdp = Xdp { index: 1, sockets: sockets.as_fd(), closed, frags };
             load_xdp(std::process::id(), Flows { entries: 2 * ENTRIES, ..FLOWS }, xdp).unwrap();
+            program::load_weak(FLOWS, xdp).unwrap();
         }
     });
 }

@@ -4,27 +4,34 @@
 //! ([`Walker::denied_sources`]) get a bit each, and the kernel's maps get the contents of their tables. Meanwhile, the entries of the ports
 //! belong to an earlier epoch, and the packets take the path through the engine. So a change is effective at once.
 //!
+//! Cost: a change of a table costs in proportion to what changes, in steps of bounded cost ([`Contents`]). The lock of offload is held for
+//! [`STEPS`] of them at a time.
+//!
 //! Bounds: [`DENIED_MAX`] addresses and networks, [`DENYING_RULES`] rules, [`DENYING_PORTS`] ports. Without room for a rule, this rule and
 //! all later ones stay in the engine: the first rule that denies a packet counts it.
 
-use std::collections::{HashMap, VecDeque};
+mod contents;
+
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use towpath_engine::{ForwardMode, Topology};
-use towpath_gate::rules::table::{Key, Listing, Table};
+use towpath_gate::rules::table::Table;
 use towpath_gate::state::RuleId;
 use towpath_gate::{DeniedTable, NoOffload, PortId, Unseen, Walker};
 use towpath_port::offload::FlowMap;
-use towpath_port::offload::deny::{DENIED_MAX, DENYING_PORTS, DENYING_RULES, Denying, Net};
+use towpath_port::offload::deny::{DENIED_MAX, DENYING_PORTS, DENYING_RULES, Denying};
 use towpath_wire::Time;
 
-use super::QUARANTINE;
+pub(super) use self::contents::Retired;
+use self::contents::{Changes, Contents};
 use super::interfaces::Interfaces;
+use super::{QUARANTINE, set_version};
 
-/// Entries that one step writes or removes.
-const BATCH: usize = 4096;
+/// Entries that one step compares, writes or removes.
+const STEPS: usize = 4096;
 
 /// The rules of a port, by their bits: those for which a packet counts. Empty for the rules of other ports.
 type Counted = Vec<Box<[RuleId]>>;
@@ -48,18 +55,13 @@ struct Wanted {
     ports: Vec<(PortId, Denying, Counted)>,
     /// By bit.
     tables: Vec<Arc<Table>>,
-    write: Vec<(Net, u32)>,
-    remove: Vec<Net>,
 }
 
 /// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Denied {
     map: Arc<FlowMap>,
-    /// What the kernel's maps have: the rules whose tables contain a network.
-    nets: HashMap<Net, u32>,
-    /// The tables of `nets`, by bit, if it has all of their entries.
-    tables: Option<Vec<Arc<Table>>>,
+    contents: Contents,
     ports: Vec<Port>,
     free: Vec<u32>,
     /// Ports that have ended, whose entries are not used again yet.
@@ -71,8 +73,7 @@ impl Denied {
     pub(super) fn new(map: Arc<FlowMap>) -> Self {
         Self {
             map,
-            nets: HashMap::new(),
-            tables: Some(Vec::new()),
+            contents: Contents::default(),
             ports: Vec::new(),
             free: (0..DENYING_PORTS).rev().collect(),
             quarantine: VecDeque::new(),
@@ -82,7 +83,7 @@ impl Denied {
 
     /// Addresses and networks in the kernel's maps.
     pub(super) fn len(&self) -> usize {
-        self.nets.len()
+        self.contents.len()
     }
 
     /// The rules, tables, ports or interfaces have changed.
@@ -94,6 +95,8 @@ impl Denied {
         epoch: u64,
     ) {
         let version = walker.version();
+        // The gate does so after walkers see the version. The maps must not change before.
+        set_version(&self.map, version);
         let all: Vec<_> = walker
             .ports()
             .ids()
@@ -103,9 +106,10 @@ impl Denied {
                 (!rules.is_empty()).then_some((arrival, denying, rules))
             })
             .collect();
+        let tables = self.wanted.take().map(|wanted| wanted.tables);
+        self.contents.retire(tables.unwrap_or_default());
         if walker.version() != version {
             // The rules of the ports are those of different versions. The next step has one.
-            self.wanted = None;
             return;
         }
         let rules = fitting(all.iter().flat_map(|(_, _, rules)| rules));
@@ -121,34 +125,25 @@ impl Denied {
             (bits != 0).then_some((arrival, Denying { rules: bits, ..denying }, counted))
         });
         let ports = ports.collect();
-        let tables: Vec<_> = rules.iter().map(|rule| Arc::clone(&rule.table)).collect();
-        let same = self.tables.as_ref().is_some_and(|known| {
-            known.len() == tables.len()
-                && known.iter().zip(&tables).all(|(one, other)| Arc::ptr_eq(one, other))
-        });
-        let (mut write, mut remove) = (Vec::new(), Vec::new());
-        if !same {
-            // Until all of them are written.
-            self.tables = None;
-            let nets = nets(&tables);
-            let is_wanted = |net: &Net| nets.binary_search_by_key(net, |(net, _)| *net).is_ok();
-            remove.extend(self.nets.keys().filter(|net| !is_wanted(net)).copied());
-            write.extend(nets.into_iter().filter(|(net, rules)| self.nets.get(net) != Some(rules)));
-        }
-        self.wanted = Some(Wanted { epoch, ports, tables, write, remove });
+        let tables = rules.into_iter().map(|rule| rule.table).collect();
+        self.wanted = Some(Wanted { epoch, ports, tables });
     }
 
     /// Does a bounded part of the work that is due. Returns true if more is left.
     pub(super) fn step(&mut self, walker: &mut Walker, now: Instant, at: Time) -> bool {
-        let Some(mut wanted) = self.wanted.take() else { return false };
-        if let Err(error) = self.change(&mut wanted) {
+        let Some(wanted) = self.wanted.take() else { return false };
+        let mut steps = STEPS;
+        let changes = self.contents.advance(&wanted.tables, &mut steps);
+        if let Err(error) = self.change(&changes) {
             // The next change of the rules or tables tries it again.
             log::warn!(
                 "offload: the tables of rules that deny cannot be written ({error}): their packets stay in the engine"
             );
+            self.contents.fail(changes);
+            self.contents.retire(wanted.tables);
             return false;
         }
-        if wanted.write.is_empty() && wanted.remove.is_empty() {
+        if self.contents.has(&wanted.tables) {
             self.change_ports(walker, wanted, now, at);
             return false;
         }
@@ -156,20 +151,15 @@ impl Denied {
         true
     }
 
-    fn change(&mut self, wanted: &mut Wanted) -> std::io::Result<()> {
+    fn change(&self, changes: &Changes) -> std::io::Result<()> {
         // First, so that there is room.
-        let some = wanted.remove.split_off(wanted.remove.len().saturating_sub(BATCH));
-        let left = BATCH - some.len();
-        self.map.deny().remove(&some)?;
-        for net in &some {
-            self.nets.remove(net);
-        }
-        let some = wanted.write.split_off(wanted.write.len().saturating_sub(left));
-        let done = self.map.deny().write(&some);
-        // After a failure, part of them may be there: no wanted entry has no rules.
-        let rules = |rules| if done.is_ok() { rules } else { 0 };
-        self.nets.extend(some.into_iter().map(|(net, bits)| (net, rules(bits))));
-        done
+        self.map.deny().remove(&changes.remove)?;
+        self.map.deny().write(&changes.write)
+    }
+
+    /// Tables of the past, to be dropped without the lock.
+    pub(super) fn take_retired(&mut self) -> Retired {
+        self.contents.take_retired()
     }
 
     /// The maps have what the ports need.
@@ -199,7 +189,6 @@ impl Denied {
                 }
             }
         }
-        self.tables = Some(wanted.tables);
         self.map.set_denying_ports(self.ports.len());
         self.ports.iter().for_each(|port| self.map.deny().renew(port.index, wanted.epoch));
     }
@@ -294,71 +283,11 @@ fn fitting<'r>(rules: impl Iterator<Item = &'r DeniedTable>) -> Vec<DeniedTable>
     all
 }
 
-/// The entries of the tables, in order. Each has the bits of the tables that contain all of its addresses: the kernel finds only the longest
-/// entry of an address.
-fn nets(tables: &[Arc<Table>]) -> Vec<(Net, u32)> {
-    let mut nets = Vec::new();
-    for (bit, table) in tables.iter().enumerate() {
-        let listing = Listing::new(table);
-        nets.extend(listing.iter_from(0).filter_map(|(key, _)| match key {
-            Key::Net4(address, len) => Some((Net::new(IpAddr::V4(address.into()), len), 1 << bit)),
-            Key::Net6(address, len) => Some((Net::new(IpAddr::V6(address.into()), len), 1 << bit)),
-            _ => None,
-        }));
-    }
-    nets.sort_unstable();
-    nets.dedup_by(|(net, rules), (kept, all)| {
-        let same = net == kept;
-        *all |= if same { *rules } else { 0 };
-        same
-    });
-    // A network is before its parts.
-    let mut around: Vec<(Net, u32)> = Vec::new();
-    for (net, rules) in &mut nets {
-        while around.pop_if(|(outer, _)| !outer.contains(net)).is_some() {}
-        *rules |= around.last().map_or(0, |(_, outer)| *outer);
-        around.push((*net, *rules));
-    }
-    nets
-}
-
 #[cfg(test)]
 mod tests {
-    use towpath_gate::rules::table::Value;
+    use towpath_gate::rules::table::{Key, Value};
 
     use super::*;
-
-    fn table(networks: &[(&str, u8)]) -> Arc<Table> {
-        let mut table = Table::default();
-        for (address, len) in networks {
-            let key = match address.parse().unwrap() {
-                IpAddr::V4(ip) => Key::Net4(ip.to_bits(), *len),
-                IpAddr::V6(ip) => Key::Net6(ip.to_bits(), *len),
-            };
-            table.add(&key, Value::legacy(0)).unwrap();
-        }
-        Arc::new(table)
-    }
-
-    #[test]
-    fn the_longest_entry_has_the_rules_of_all_that_contain_it() {
-        let tables = [
-            table(&[("10.0.0.0", 8), ("10.1.2.3", 32), ("2001:db8::", 32)]),
-            table(&[("10.1.0.0", 16), ("10.0.0.0", 8), ("192.0.2.1", 32)]),
-            table(&[("0.0.0.0", 0), ("2001:db8::7", 128)]),
-        ];
-        let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
-        let expected = [
-            (net("0.0.0.0", 0), 0b100),
-            (net("10.0.0.0", 8), 0b111),
-            (net("10.1.0.0", 16), 0b111),
-            (net("10.1.2.3", 32), 0b111),
-            (net("192.0.2.1", 32), 0b110),
-            (net("2001:db8::", 32), 0b001),
-            (net("2001:db8::7", 128), 0b101),
-        ];
-        assert_eq!(nets(&tables), expected);
-    }
 
     #[test]
     fn rules_without_room_end_the_list() {
@@ -368,7 +297,9 @@ mod tests {
             counts: Box::default(),
             table: Arc::clone(table),
         };
-        let small = table(&[("10.0.0.1", 32)]);
+        let mut small = Table::default();
+        small.add(&Key::Net4(10 << 24, 32), Value::legacy(0)).unwrap();
+        let small = Arc::new(small);
         let many: Vec<_> = (0..40).map(|at| rule(at / 2, &small)).collect();
         let positions: Vec<_> = fitting(many.iter().rev()).iter().map(|rule| rule.position).collect();
         assert_eq!(positions, (0..20).collect::<Vec<_>>());

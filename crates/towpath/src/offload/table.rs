@@ -17,7 +17,7 @@ use towpath_gate::{FlowDecision, NoOffload, PortId, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
-use super::denied::Denied;
+use super::denied::{Denied, Retired};
 use super::entry::{Entry, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
@@ -188,6 +188,11 @@ impl Table {
         if let Some(denied) = &mut self.denied {
             denied.follow(&mut self.walker, &self.topology, &self.interfaces, epoch);
         }
+    }
+
+    /// See [`Retired`].
+    pub(super) fn take_retired(&mut self) -> Retired {
+        self.denied.as_mut().map(Denied::take_retired).unwrap_or_default()
     }
 
     /// See [`Denied::explain`].

@@ -4,6 +4,7 @@
 //! persistent: a clone of a table costs a few references, and a change of one entry beside clones copies one path,
 //! at any size. Equal values are stored once.
 
+mod difference;
 mod hashed;
 mod interval_index;
 mod key;
@@ -11,6 +12,7 @@ mod listing;
 mod trie;
 mod value;
 
+pub use self::difference::Difference;
 pub use self::key::{FlowFields, FlowKey, Key, Kind};
 pub use self::listing::Listing;
 pub(crate) use self::value::COLUMNS;

@@ -10,7 +10,11 @@
 //! The node layout is the tree bitmap of W. Eatherton, G. Varghese and Z. Dittia, "Tree bitmap: hardware/software IP
 //! lookups with incremental updates", CCR 34(2), 2004, with leaves in place of the chains below them.
 
+mod difference;
+
 use std::sync::Arc;
+
+pub(super) use self::difference::Difference;
 
 /// Bits of the key per node.
 const STRIDE: u8 = 4;
@@ -329,7 +333,7 @@ pub(super) struct Iter<'t, K, V> {
 }
 
 struct Frame<'t, K, V> {
-    node: &'t Node<K, V>,
+    node: &'t Arc<Node<K, V>>,
     /// Position in [`ORDER`].
     at: usize,
     /// The bits that lead to the node.
