@@ -287,3 +287,6 @@ impl Inbox {
 fn cost(message: &Message) -> usize {
     size_of::<Message>() + message.length
 }
+
+#[cfg(test)]
+mod tests;
