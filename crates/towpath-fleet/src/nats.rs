@@ -135,6 +135,9 @@ pub enum SessionError {
     /// The connection ended.
     #[error("the connection ended")]
     Ended,
+    /// More messages wait than may.
+    #[error("more than 128 MiB of messages wait; check the load of the server and the network to it")]
+    Behind,
     /// The client failed.
     #[error("{0}")]
     Client(String),

@@ -4,25 +4,36 @@
 //! ready is published together: a turn of the side comes first, then the messages that it has collected.
 //!
 //! A session is one connection. When it fails, the side is told, and another one begins after a second.
+//!
+//! Memory: the messages that the client has read are taken out of it at once, and the side gets all of them before the client reads more. While
+//! the server does not take what this side sends, they wait here. If more than `INBOUND_BYTES` wait, the session ends, so that every front
+//! and host knows which messages have not arrived: a piece that is dropped would not be missed before the next one of its session comes.
+//! The client itself drops messages of a subscription above `QUEUES`: more than it reads in a turn, 64 KiB 128 times. Then the session
+//! ends too.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Event, Message, ServerError, Subscriber};
 use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::stream::select_all;
+use futures_util::stream::{SelectAll, select_all};
+use futures_util::{FutureExt, StreamExt};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
+use tokio::task::coop::unconstrained;
 use tokio::time::{sleep_until, timeout};
 
 use crate::nats::{ANSWER, ClientQueues, RETRY, ServerConfig, SessionError, connect};
 use crate::workers::Outgoing;
 
-/// Messages that wait in the client.
-const QUEUES: ClientQueues = ClientQueues { inbound: 65_536, outbound: 2048 };
+/// Messages that wait in the client: one turn of reading in messages of 16 bytes, which are shorter than any, and 128 MiB of pieces.
+const QUEUES: ClientQueues = ClientQueues { inbound: 1 << 19, outbound: 2048 };
+
+/// Bytes of messages that wait for the side: twice the windows of all sessions of a front.
+const INBOUND_BYTES: usize = 128 << 20;
 
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
@@ -42,8 +53,8 @@ pub trait Side {
     /// stream or consumer.
     fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant);
 
-    /// A turn: serves the rings, and adds messages to `out`. Returns true if there was something to do.
-    fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool;
+    /// A turn: serves the rings, and adds messages to `out`. `readable`: [`fd`](Self::fd) was readable since the last turn.
+    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>);
 
     /// Prepares a sleep. Returns false if there is something to do.
     fn arm(&mut self) -> bool;
@@ -69,40 +80,51 @@ pub fn run(
     subjects: &[String],
     side: &mut impl Side,
 ) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        #[expect(
-            deprecated,
-            reason = "the new function is unsafe; an OwnedFd always names the same descriptor"
-        )]
-        let ready = AsyncFd::with_interest(side.fd().try_clone_to_owned()?, Interest::READABLE)?;
-        let mut bus = Bus { subject, subjects, ready, out: Vec::new() };
-        while !side.is_over() {
-            let (events, mut happened) = mpsc::channel(64);
-            let connecting = connect(config, name, QUEUES, events);
-            let Some(connected) = bus.meanwhile(side, connecting).await? else { break };
-            let error = match connected {
-                Ok(client) => bus.serve(&client, side, &mut happened).await?,
-                Err(error) => Some(error),
-            };
-            let Some(error) = error else { break };
-            side.disconnected(&error);
-            if bus.meanwhile(side, tokio::time::sleep(RETRY)).await?.is_none() {
-                break;
+    let mut wait = Duration::ZERO;
+    while !side.is_over() {
+        // One for each session: its end ends the client, also one that cannot send what it has.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let session = async {
+            #[expect(
+                deprecated,
+                reason = "the new function is unsafe; an OwnedFd always names the same descriptor"
+            )]
+            let ready = AsyncFd::with_interest(side.fd().try_clone_to_owned()?, Interest::READABLE)?;
+            let mut bus = Bus { subject, subjects, ready, readable: true, out: Vec::new() };
+            if bus.meanwhile(side, tokio::time::sleep(wait)).await?.is_none() {
+                return Ok(None);
             }
-        }
-        Ok(())
-    })
+            let (events, mut happened) = mpsc::channel(64);
+            match bus.meanwhile(side, connect(config, name, QUEUES, events)).await? {
+                Some(Ok(client)) => bus.serve(&client, side, &mut happened).await,
+                Some(Err(error)) => Ok(Some(error)),
+                None => Ok(None),
+            }
+        };
+        let ended: io::Result<_> = runtime.block_on(session);
+        // A lookup of the server's name may still run.
+        runtime.shutdown_background();
+        let Some(error) = ended? else { break };
+        side.disconnected(&error);
+        wait = RETRY;
+    }
+    Ok(())
 }
 
 struct Bus<'a> {
     subject: &'a str,
     subjects: &'a [String],
     ready: AsyncFd<std::os::fd::OwnedFd>,
+    /// It was readable since the last turn.
+    readable: bool,
     out: Vec<Outgoing>,
 }
 
 impl Bus<'_> {
+    fn turn(&mut self, side: &mut impl Side) {
+        side.turn(std::mem::take(&mut self.readable), &mut self.out);
+    }
+
     /// Serves the rings without a connection until `done` is. `None`: the side is over.
     async fn meanwhile<T>(
         &mut self,
@@ -111,13 +133,19 @@ impl Bus<'_> {
     ) -> io::Result<Option<T>> {
         let mut done = std::pin::pin!(done);
         while !side.is_over() {
-            let busy = side.turn(&mut self.out);
+            self.turn(side);
             self.out.clear();
-            let wait = if busy || !side.arm() { Duration::ZERO } else { until(side) };
+            let again = !side.arm();
+            let due = tokio::time::Instant::from_std(side.due());
             tokio::select! {
                 result = &mut done => return Ok(Some(result)),
-                ready = self.ready.readable() => ready?.clear_ready(),
-                () = tokio::time::sleep(wait) => {}
+                ready = self.ready.readable() => {
+                    ready?.clear_ready();
+                    self.readable = true;
+                }
+                // Not a sleep: one without a duration would not let the runtime look at the descriptor.
+                () = tokio::task::yield_now(), if again => {}
+                () = sleep_until(due), if !again => {}
             }
         }
         Ok(None)
@@ -137,16 +165,22 @@ impl Bus<'_> {
         let info = client.server_info();
         side.connected(&format!("{}:{}", info.host, info.port));
         let skip = self.subject.len() + 1;
+        let mut inbox = Inbox::default();
         loop {
-            let busy = side.turn(&mut self.out);
-            if let Some(error) = self.publish(client).await {
+            inbox.pass_on(side, skip);
+            self.turn(side);
+            if let Err(error) = self.publish(client, &mut incoming, &mut inbox).await {
                 return Ok(Some(error));
             }
             if side.is_over() {
                 let _ = timeout(ANSWER, client.flush()).await;
                 return Ok(None);
             }
-            let again = busy || !side.arm();
+            if !inbox.messages.is_empty() {
+                continue;
+            }
+            // Also after a turn with much to do: what is left keeps the side from a sleep.
+            let again = !side.arm();
             let due = tokio::time::Instant::from_std(side.due());
             tokio::select! {
                 biased;
@@ -154,19 +188,18 @@ impl Bus<'_> {
                     Some(Event::Disconnected | Event::Closed) | None => return Ok(Some(SessionError::Ended)),
                     Some(Event::ServerError(ServerError::AuthorizationViolation)) => return Ok(Some(SessionError::Refused)),
                     Some(Event::ServerError(error)) => side.warning(&format!("the server: {error}")),
+                    Some(Event::SlowConsumer(_)) => return Ok(Some(SessionError::Behind)),
                     Some(_) => {}
                 },
-                message = incoming.next() => {
-                    let Some(message) = message else { return Ok(Some(SessionError::Ended)) };
-                    let now = Instant::now();
-                    take(side, &message, skip, now);
-                    // More of them, if they have arrived.
-                    for _ in 1..MESSAGES {
-                        let Some(Some(message)) = futures_util::FutureExt::now_or_never(incoming.next()) else { break };
-                        take(side, &message, skip, now);
-                    }
+                // Before the messages, so that many of them do not delay the rings.
+                ready = self.ready.readable() => {
+                    ready?.clear_ready();
+                    self.readable = true;
                 }
-                ready = self.ready.readable() => ready?.clear_ready(),
+                message = incoming.next() => match message {
+                    Some(message) => inbox.take(message, &mut incoming),
+                    None => return Ok(Some(SessionError::Ended)),
+                },
                 // A timer has a resolution of a millisecond.
                 () = tokio::task::yield_now(), if again => {}
                 () = sleep_until(due), if !again => {}
@@ -185,23 +218,75 @@ impl Bus<'_> {
         Ok(subscribers)
     }
 
-    async fn publish(&mut self, client: &Client) -> Option<SessionError> {
+    /// Publishes what the side has collected. If the client has no room, messages of the server are taken out of it meanwhile.
+    async fn publish(
+        &mut self,
+        client: &Client,
+        incoming: &mut SelectAll<Subscriber>,
+        inbox: &mut Inbox,
+    ) -> Result<(), SessionError> {
         for Outgoing { subject, bytes } in self.out.drain(..) {
             let subject = format!("{}.{subject}", self.subject);
-            if let Err(error) = client.publish(subject, bytes).await {
-                return Some(SessionError::Client(error.to_string()));
+            let mut published = std::pin::pin!(client.publish(subject, bytes));
+            loop {
+                tokio::select! {
+                    biased;
+                    result = &mut published => {
+                        result.map_err(|error| SessionError::Client(error.to_string()))?;
+                        break;
+                    }
+                    // Not interrupted while there are messages: what waits in the client has no bound in bytes.
+                    message = unconstrained(incoming.next()) => {
+                        inbox.take(message.ok_or(SessionError::Ended)?, incoming);
+                        if inbox.bytes > INBOUND_BYTES {
+                            return Err(SessionError::Behind);
+                        }
+                    }
+                }
             }
         }
-        None
+        Ok(())
     }
 }
 
-fn until(side: &impl Side) -> Duration {
-    side.due().saturating_duration_since(Instant::now())
+/// Messages that the client has read and the side has not got.
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: VecDeque<Message>,
+    bytes: usize,
 }
 
-fn take(side: &mut impl Side, message: &Message, skip: usize, now: Instant) {
-    // A front or a host sends neither headers nor a subject for replies; copies of streams have the former, those of consumers the latter.
-    let copied = message.headers.is_some() || message.reply.is_some();
-    side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied, now);
+impl Inbox {
+    /// Takes a message and all others that the client has.
+    fn take(&mut self, first: Message, incoming: &mut SelectAll<Subscriber>) {
+        let mut next = Some(first);
+        while let Some(message) = next {
+            self.bytes += cost(&message);
+            self.messages.push_back(message);
+            next = unconstrained(incoming.next()).now_or_never().flatten();
+        }
+    }
+
+    /// Gives up to [`MESSAGES`] of them to the side. `skip`: the length of the configured subject, and a dot.
+    fn pass_on(&mut self, side: &mut impl Side, skip: usize) {
+        if self.messages.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for message in self.messages.drain(..MESSAGES.min(self.messages.len())) {
+            self.bytes -= cost(&message);
+            // A front or a host sends neither headers nor a subject for replies; copies of streams have the former, those of consumers the
+            // latter.
+            let copied = message.headers.is_some() || message.reply.is_some();
+            side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied, now);
+        }
+    }
 }
+
+/// The bytes of a message in memory.
+fn cost(message: &Message) -> usize {
+    size_of::<Message>() + message.length
+}
+
+#[cfg(test)]
+mod tests;

@@ -102,8 +102,8 @@ fn serve(config: HostConfig) -> io::Result<bool> {
     let stats = outcome.stats;
     let refused = stats.malformed + stats.version + stats.unknown + stats.too_many;
     say(format_args!(
-        "{} sessions; {} ended in silence, {} broken; {refused} messages refused",
-        stats.sessions, stats.silent, stats.broken
+        "{} sessions; {} ended in silence, {} broken; {refused} messages refused; {} overflows",
+        stats.sessions, stats.silent, stats.broken, stats.overflows
     ));
     Ok(outcome.drained)
 }

@@ -359,19 +359,17 @@ impl FrontSide {
         }
     }
 
-    /// Serves the rings. Returns true if there was something to do.
-    fn exchange(&mut self) -> bool {
-        let (mut busy, mut leaving) = (false, Vec::new());
+    /// Serves the rings.
+    fn exchange(&mut self) {
+        let mut leaving = Vec::new();
         for (slot, end) in &mut self.ends {
             let stops = self.front.is_leaving(*slot);
             let Some(link) = self.front.link(*slot) else { continue };
-            match end.exchange(link, stops) {
-                Ok(any) => busy |= any,
-                Err(why) => leaving.push((*slot, why)),
+            if let Err(why) = end.exchange(link, stops) {
+                leaving.push((*slot, why));
             }
         }
         for (slot, why) in leaving {
-            busy = true;
             match why {
                 Leave::Closed => {
                     self.front.close(slot, false);
@@ -384,7 +382,6 @@ impl FrontSide {
                 }
             }
         }
-        busy
     }
 
     /// Logs that there is no host, and refused messages.
@@ -424,7 +421,7 @@ impl FrontSide {
 }
 
 impl End {
-    fn exchange(&mut self, link: &mut Link, stops: bool) -> Result<bool, Leave> {
+    fn exchange(&mut self, link: &mut Link, stops: bool) -> Result<(), Leave> {
         let mut busy = self.replies(link)?;
         while self.takes(link, stops) {
             let ring = |error: towpath_ring::RecvError| Leave::Ring(error.to_string());
@@ -437,7 +434,7 @@ impl End {
         self.consumer.flush();
         // Frames that were published before the end can still be received.
         let closed = self.consumer.is_ended() && !busy;
-        if closed || stops && self.frames.is_empty() { Err(Leave::Closed) } else { Ok(busy) }
+        if closed || stops && self.frames.is_empty() { Err(Leave::Closed) } else { Ok(()) }
     }
 
     fn takes(&self, link: &Link, stops: bool) -> bool {
@@ -488,6 +485,7 @@ impl Side for FrontSide {
                 self.subject
             );
         }
+        self.front.stats.overflows += u64::from(matches!(error, SessionError::Behind));
         self.front.disconnected("the connection to the server has ended");
         let mut registry = self.shared.lock();
         (registry.view.server, registry.view.hosts) = (Err(text.clone()), Vec::new());
@@ -507,9 +505,9 @@ impl Side for FrontSide {
         self.front.message(subject, bytes, time(self.start, now));
     }
 
-    fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {
+    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>) {
         let now = Instant::now();
-        for token in self.poller.ready() {
+        for token in self.poller.ready(readable) {
             if token == WAKE {
                 self.shared.wake.clear();
             } else if let Some(end) = u32::try_from(token).ok().and_then(|slot| self.ends.get_mut(&slot)) {
@@ -522,21 +520,21 @@ impl Side for FrontSide {
             self.front.tick(time(self.start, now));
             self.report(now);
         }
-        let busy = self.exchange();
+        self.exchange();
         self.handle_events();
         self.front.take_outgoing(out);
-        busy || !out.is_empty()
     }
 
     fn arm(&mut self) -> bool {
-        let Self { front, ends, .. } = self;
-        ends.iter_mut().all(|(slot, end)| {
-            let stops = front.is_leaving(*slot);
-            let takes = front.link(*slot).is_some_and(|link| end.takes(link, stops));
-            let quiet = end.consumer.arm();
-            let full = end.blocked.is_none_or(|len| !end.consumer.has_room(len));
-            full && (quiet || !takes && !end.consumer.is_ended())
-        })
+        let Self { front, ends, poller, .. } = self;
+        !poller.has_rest()
+            && ends.iter_mut().all(|(slot, end)| {
+                let stops = front.is_leaving(*slot);
+                let takes = front.link(*slot).is_some_and(|link| end.takes(link, stops));
+                let quiet = end.consumer.arm();
+                let full = end.blocked.is_none_or(|len| !end.consumer.has_room(len));
+                full && (quiet || !takes && !end.consumer.is_ended())
+            })
     }
 
     fn due(&self) -> Instant {

@@ -17,8 +17,9 @@ use crate::process::socket_directory::{self, SocketDirectory};
 use crate::process::{Child, Place, Program, Starter};
 use crate::worker_pool::worker_ring;
 
-/// Token of the signals in the poller. Others are the sessions.
+/// Token of the signals in the poller. Others are the sessions: of their endpoint or channel, and with [`EXIT_TOKEN`] of their program.
 const SIGNALS: u64 = u64::MAX;
+const EXIT_TOKEN: u64 = 1 << 63;
 /// Time for a program to attach, and to exit after its session.
 const ATTACH: Duration = Duration::from_secs(15);
 const EXIT: Duration = Duration::from_secs(5);
@@ -175,7 +176,8 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         let started = self.config.starter.start(&Place::Mux(String::new()), &self.config.program, &path)?;
         endpoint.set_allow(Allow::Users(vec![started.user]));
         let mut child = started.child;
-        let watched = self.poller.add(&child, session).and_then(|()| self.poller.add(&endpoint, session));
+        let watched = self.poller.add(&child, session | EXIT_TOKEN);
+        let watched = watched.and_then(|()| self.poller.add(&endpoint, session));
         watched.inspect_err(|_| {
             let _ = child.kill();
             let _ = child.wait();
@@ -261,8 +263,8 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
         self.failed(served, now);
     }
 
-    fn exchange(&mut self, now: Instant) -> bool {
-        let (mut busy, mut ended) = (false, Vec::new());
+    fn exchange(&mut self, now: Instant) {
+        let mut ended = Vec::new();
         let clock = time(self.start, now).as_nanos();
         for (session, running) in &mut self.programs {
             let (Some(channel), Some(link)) = (&mut running.channel, self.host.link(*session)) else {
@@ -283,7 +285,6 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
                 (false, true) => channel.kick_for_room(),
                 (false, false) => {}
             }
-            busy |= published || read;
         }
         for (session, why) in ended {
             match why {
@@ -291,7 +292,11 @@ impl<E: FnMut() -> bool> HostSide<'_, E> {
                 Err(why) => self.ended(session, &why, now),
             }
         }
-        busy
+    }
+
+    /// Returns true if there are programs that attach or exit.
+    fn waits(&self) -> bool {
+        self.programs.values().any(|running| running.channel.is_none()) || !self.gone.is_empty()
     }
 
     fn handle_signals(&mut self, now: Instant) {
@@ -441,6 +446,7 @@ impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
         if self.away.as_ref() != Some(&text) {
             tracing::warn!("{text}; the host tries again every second");
         }
+        self.host.stats.overflows += u64::from(matches!(error, SessionError::Behind));
         self.host.disconnected("the connection to the server has ended");
         self.away = Some(text);
     }
@@ -457,46 +463,47 @@ impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
         self.host.message(subject, bytes, time(self.start, now));
     }
 
-    fn turn(&mut self, out: &mut Vec<Outgoing>) -> bool {
+    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>) {
         let now = Instant::now();
-        let mut look = false;
-        for token in self.poller.ready() {
-            look = true;
-            if let Some(channel) = self.programs.get_mut(&token).and_then(|running| running.channel.as_mut())
-            {
-                channel.disarm();
+        let (mut look, mut signals) = (self.waits(), self.draining.is_some());
+        for token in self.poller.ready(readable) {
+            match (token, self.programs.get_mut(&token).and_then(|running| running.channel.as_mut())) {
+                (SIGNALS, _) => signals = true,
+                // A doorbell, or the end of the channel.
+                (_, Some(channel)) => {
+                    channel.disarm();
+                    look |= !channel.check_peer();
+                }
+                (_, None) => look = true,
             }
         }
-        let waits = self.programs.values().any(|running| running.channel.is_none()) || !self.gone.is_empty();
-        if look || waits {
+        if look {
             self.look(now);
-            self.handle_signals(now);
         }
-        if self.draining.is_some() {
+        if signals {
             self.handle_signals(now);
         }
         if self.away.is_none() && now >= instant(self.start, self.host.due()) {
             self.host.tick(time(self.start, now));
             self.report(now);
         }
-        let busy = self.exchange(now);
+        self.exchange(now);
         self.handle_events(now);
         self.host.take_outgoing(out);
-        busy || !out.is_empty()
     }
 
     fn arm(&mut self) -> bool {
-        let Self { programs, host, .. } = self;
-        programs.iter_mut().all(|(session, running)| {
-            let Some(channel) = &mut running.channel else { return true };
-            let room = host.link(*session).is_some_and(|link| link.has_room());
-            channel.arm() || !room && !channel.is_dead()
-        })
+        let Self { programs, host, poller, .. } = self;
+        !poller.has_rest()
+            && programs.iter_mut().all(|(session, running)| {
+                let Some(channel) = &mut running.channel else { return true };
+                let room = host.link(*session).is_some_and(|link| link.has_room());
+                channel.arm() || !room && !channel.is_dead()
+            })
     }
 
     fn due(&self) -> Instant {
-        let waits = self.programs.values().any(|running| running.channel.is_none()) || !self.gone.is_empty();
-        let look = waits.then(|| Instant::now() + LOOK);
+        let look = self.waits().then(|| Instant::now() + LOOK);
         let start = (!self.delayed.is_empty()).then_some(self.failures.1);
         let own = match self.away {
             None => instant(self.start, self.host.due()),

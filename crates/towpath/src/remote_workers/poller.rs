@@ -15,11 +15,14 @@ pub(super) struct Poller {
     epoll: OwnedFd,
     /// Of the last look.
     tokens: Vec<u64>,
+    /// The last look found [`EVENTS`]: there may be more.
+    rest: bool,
 }
 
 impl Poller {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, tokens: Vec::with_capacity(EVENTS) })
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll, tokens: Vec::with_capacity(EVENTS), rest: false })
     }
 
     pub(super) fn add(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
@@ -31,16 +34,26 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// The tokens of readable descriptors, up to [`EVENTS`] of them. Does not wait.
-    pub(super) fn ready(&mut self) -> impl Iterator<Item = u64> + '_ {
+    /// The tokens of readable descriptors, up to [`EVENTS`] of them. Does not wait. Makes a system call only if the poller's descriptor
+    /// `was_readable` since the last look, or if that one may have left some.
+    pub(super) fn ready(&mut self, was_readable: bool) -> impl Iterator<Item = u64> + '_ {
         self.tokens.clear();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
-        // After an error, the next look finds them.
-        if let Ok((ready, _)) = epoll::wait(&self.epoll, &mut events, Some(&now)) {
-            self.tokens.extend(ready.iter().map(|event| event.data.u64()));
+        if was_readable || self.rest {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut events = [const { MaybeUninit::uninit() }; EVENTS];
+            // After an error, the next look finds them.
+            let found = epoll::wait(&self.epoll, &mut events, Some(&now));
+            self.rest = found.as_ref().map_or(true, |(ready, _)| ready.len() == EVENTS);
+            if let Ok((ready, _)) = found {
+                self.tokens.extend(ready.iter().map(|event| event.data.u64()));
+            }
         }
         self.tokens.drain(..)
+    }
+
+    /// Returns true if the last look may have left some.
+    pub(super) fn has_rest(&self) -> bool {
+        self.rest
     }
 }
 
