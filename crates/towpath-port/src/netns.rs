@@ -177,6 +177,23 @@ pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Err
     result
 }
 
+/// Binds a socket, and retries while its address is in use: it may have been used before, and a child process that another test has forked
+/// holds copies of this process's descriptors until it calls execve(2).
+///
+/// # Panics
+/// When `bind` fails for another reason, or the address is in use for more than a minute.
+pub fn bound<S>(mut bind: impl FnMut() -> std::io::Result<S>) -> S {
+    let mut socket = None;
+    until(|| match bind() {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => false,
+        result => {
+            socket = Some(result.expect("a socket"));
+            true
+        }
+    });
+    socket.expect("it is bound")
+}
+
 /// Polls until `met` returns true. The kernel reports changes of links asynchronously.
 ///
 /// # Panics

@@ -25,7 +25,7 @@ fn host_and_stack() -> crate::netns::Host {
 /// Sends `count` datagrams with this text from port 1000 of the host to a port of 10.1.0.2.
 fn send_from(host: &crate::netns::Host, text: &'static str, port: u16, count: usize) {
     host.run(move || {
-        let socket = std::net::UdpSocket::bind("10.1.0.1:1000").unwrap();
+        let socket = crate::netns::bound(|| std::net::UdpSocket::bind("10.1.0.1:1000"));
         for _ in 0..count {
             socket.send_to(text.as_bytes(), ("10.1.0.2", port)).unwrap();
         }
@@ -33,7 +33,7 @@ fn send_from(host: &crate::netns::Host, text: &'static str, port: u16, count: us
 }
 
 fn bound(port: u16) -> std::net::UdpSocket {
-    let socket = std::net::UdpSocket::bind(("10.1.0.2", port)).unwrap();
+    let socket = crate::netns::bound(|| std::net::UdpSocket::bind(("10.1.0.2", port)));
     socket.set_nonblocking(true).unwrap();
     socket
 }
