@@ -90,11 +90,14 @@ impl Host {
     }
 
     /// Moves an interface of the calling thread's namespace to the host, assigns `address` (with a prefix length), and waits until
-    /// the interface is up, so that frames can be sent at once. The other end of a veth pair must be up.
+    /// the interface is up, so that frames can be sent at once, from the other end of a veth pair too, which must be up.
     ///
     /// # Panics
     /// When ip(8) fails.
     pub fn take(&self, interface: &str, address: &str) {
+        // `8: va@vb: <BROADCAST,...`. An end in another namespace has no name here: `8: va@if9: <BROADCAST,...`.
+        let name = described(interface).split(':').nth(1).unwrap_or_default().to_owned();
+        let peer = name.split_once('@').map(|(_, peer)| peer).filter(|peer| exists(peer));
         ip(&format!("link set {interface} netns {}", self.tid));
         let (interface, address) = (interface.to_owned(), address.to_owned());
         self.run(move || {
@@ -105,6 +108,8 @@ impl Host {
                 [" state UP ", " state UNKNOWN "].iter().any(|state| described(&interface).contains(state))
             });
         });
+        // It has lost its link during the move.
+        peer.into_iter().for_each(settled);
     }
 }
 
@@ -149,6 +154,12 @@ pub fn veth(one: &str, other: &str) {
 /// When ip(8) fails; as [`until`].
 pub fn settled(interface: &str) {
     until(|| described(interface).contains(" state UP "));
+}
+
+/// Whether the calling thread's namespace has this interface.
+fn exists(interface: &str) -> bool {
+    let output = Command::new("ip").args(["link", "show", "dev", interface]).output().expect("ip");
+    output.status.success()
 }
 
 /// Output of ip(8) for an interface.
