@@ -250,7 +250,7 @@ struct World {
 /// A socket of a machine.
 fn socket(host: &Host, address: &'static str) -> UdpSocket {
     let socket = host.run(move || UdpSocket::bind(address).unwrap());
-    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     socket
 }
 

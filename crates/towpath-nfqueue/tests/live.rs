@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use towpath_port::netns::{Host, ip, settled, until, veth, within};
+use towpath_port::netns::{Host, bound, ip, settled, until, veth, within};
 
 use engine::towpath;
 
@@ -109,8 +109,8 @@ impl World {
     fn send(&self, count: usize) -> Vec<u8> {
         // The engine's thread has the program shortly after the program has attached.
         until(|| self.ctl("show queues").is_some_and(|answer| answer["queues"][0]["inspectors"] == 1));
-        let server = self.right.run(|| UdpSocket::bind("10.0.0.2:9").unwrap());
-        server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let server = self.right.run(|| bound(|| UdpSocket::bind("10.0.0.2:9")));
+        server.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let client = self.left.run(|| UdpSocket::bind("10.0.0.1:0").unwrap());
         for number in b'1'..=b'9' {
             client.send_to(&[b'-', number], "10.0.0.2:9").unwrap();
@@ -207,7 +207,7 @@ fn several_queues_and_several_programs() {
         });
         let server = |port| {
             let server = world.right.run(move || UdpSocket::bind(("10.0.0.2", port)).unwrap());
-            server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            server.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             server
         };
         let servers = [7, 8, 9].map(server);

@@ -90,11 +90,14 @@ impl Host {
     }
 
     /// Moves an interface of the calling thread's namespace to the host, assigns `address` (with a prefix length), and waits until
-    /// the interface is up, so that frames can be sent at once. The other end of a veth pair must be up.
+    /// the interface is up, so that frames can be sent at once, from the other end of a veth pair too, which must be up.
     ///
     /// # Panics
     /// When ip(8) fails.
     pub fn take(&self, interface: &str, address: &str) {
+        // `8: va@vb: <BROADCAST,...`. An end in another namespace has no name here: `8: va@if9: <BROADCAST,...`.
+        let name = described(interface).split(':').nth(1).unwrap_or_default().to_owned();
+        let peer = name.split_once('@').map(|(_, peer)| peer).filter(|peer| exists(peer));
         ip(&format!("link set {interface} netns {}", self.tid));
         let (interface, address) = (interface.to_owned(), address.to_owned());
         self.run(move || {
@@ -105,6 +108,8 @@ impl Host {
                 [" state UP ", " state UNKNOWN "].iter().any(|state| described(&interface).contains(state))
             });
         });
+        // It has lost its link during the move.
+        peer.into_iter().for_each(settled);
     }
 }
 
@@ -151,6 +156,12 @@ pub fn settled(interface: &str) {
     until(|| described(interface).contains(" state UP "));
 }
 
+/// Whether the calling thread's namespace has this interface.
+fn exists(interface: &str) -> bool {
+    let output = Command::new("ip").args(["link", "show", "dev", interface]).output().expect("ip");
+    output.status.success()
+}
+
 /// Output of ip(8) for an interface.
 fn described(interface: &str) -> String {
     let output = Command::new("ip").args(["-o", "link", "show", "dev", interface]).output().expect("ip");
@@ -175,6 +186,23 @@ pub fn patiently<P>(mut open: impl FnMut() -> Result<P, Error>) -> Result<P, Err
         !matches!(result, Err(Error::InUse { .. }))
     });
     result
+}
+
+/// Binds a socket, and retries while its address is in use: it may have been used before, and a child process that another test has forked
+/// holds copies of this process's descriptors until it calls execve(2).
+///
+/// # Panics
+/// When `bind` fails for another reason, or the address is in use for more than a minute.
+pub fn bound<S>(mut bind: impl FnMut() -> std::io::Result<S>) -> S {
+    let mut socket = None;
+    until(|| match bind() {
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => false,
+        result => {
+            socket = Some(result.expect("a socket"));
+            true
+        }
+    });
+    socket.expect("it is bound")
 }
 
 /// Polls until `met` returns true. The kernel reports changes of links asynchronously.

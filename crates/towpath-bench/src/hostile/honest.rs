@@ -25,6 +25,8 @@ const PACE: Duration = Duration::from_millis(1);
 const MESSAGES: Duration = Duration::from_millis(2);
 /// Time limit of an answer.
 const ANSWER: Duration = Duration::from_secs(20);
+/// Time without an arrival after which those that have not arrived are lost.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Offsets in a frame: destination port; after the UDP header, number and time.
 const PORT: usize = ETHERNET + 22;
 const NUMBER: usize = ETHERNET + 28;
@@ -40,6 +42,7 @@ pub(super) struct Honest {
     stop_client: Arc<AtomicBool>,
     /// Ends the two honest flows, after the client.
     stop: Arc<AtomicBool>,
+    sent: Arc<Sent>,
     /// Packets that the inspector received in order.
     received: Arc<AtomicU64>,
     /// Packets that the receiver received in order.
@@ -53,6 +56,26 @@ pub(super) struct Honest {
     client: JoinHandle<Result<Histogram<u64>>>,
     /// `None` with captures: [`check_capture`] checks the output file instead.
     receiver: Option<JoinHandle<Result<Flows>>>,
+}
+
+/// Packets of the honest flows that were sent so far.
+#[derive(Debug, Default)]
+struct Sent {
+    inspected: AtomicU64,
+    uninspected: AtomicU64,
+    /// No more follow.
+    over: AtomicBool,
+}
+
+impl Sent {
+    /// Returns true if no more follow, and all have arrived: at the inspector, and at the receiver if there is one.
+    fn have_arrived(&self, inspector: u64, receiver: Option<u64>) -> bool {
+        // Acquire: the counts are the last ones.
+        let over = self.over.load(Ordering::Acquire);
+        let [inspected, uninspected] =
+            [&self.inspected, &self.uninspected].map(|count| count.load(Ordering::Relaxed));
+        over && inspector == inspected && receiver.is_none_or(|count| count == inspected + uninspected)
+    }
 }
 
 /// Counts and times of the packets and messages of the honest parties.
@@ -80,6 +103,7 @@ impl Honest {
     pub(super) fn start(engine: &mut Engine) -> Result<Self> {
         let flag = || Arc::new(AtomicBool::new(false));
         let (stop_client, begin, stop, done, end) = (flag(), flag(), flag(), flag(), flag());
+        let sent = Arc::new(Sent::default());
         let received = Arc::new(AtomicU64::new(0));
         let arrived = Arc::new(AtomicU64::new(0));
         let epoch = Instant::now();
@@ -103,12 +127,24 @@ impl Honest {
         });
         let sender = engine.sender()?;
         let traffic = {
-            let (begin, stop, done) = (begin.clone(), stop.clone(), done.clone());
-            thread::spawn(move || send(sender, epoch, [&begin, &stop, &done]))
+            let (begin, stop, done, sent) = (begin.clone(), stop.clone(), done.clone(), sent.clone());
+            thread::spawn(move || send(sender, epoch, [&begin, &stop, &done], &sent))
         };
         engine.await_inspector()?;
         begin.store(true, Ordering::Relaxed);
-        Ok(Self { stop_client, stop, received, arrived, done, end, traffic, inspector, client, receiver })
+        Ok(Self {
+            stop_client,
+            stop,
+            sent,
+            received,
+            arrived,
+            done,
+            end,
+            traffic,
+            inspector,
+            client,
+            receiver,
+        })
     }
 
     /// Stops the traffic and waits, at most `patience`, until all packets have arrived.
@@ -131,9 +167,13 @@ impl Honest {
         self.stop.store(true, Ordering::Relaxed);
         let end = Instant::now() + patience;
         let count = || [&self.received, &self.arrived].map(|count| count.load(Ordering::Relaxed));
+        let has_receiver = self.receiver.is_some();
         let mut last = count();
         let mut quiet = Instant::now();
-        while Instant::now() < end && quiet.elapsed() < Duration::from_millis(500) {
+        while !self.sent.have_arrived(last[0], has_receiver.then_some(last[1]))
+            && Instant::now() < end
+            && quiet.elapsed() < SILENCE
+        {
             thread::sleep(Duration::from_millis(20));
             let now = count();
             if now != last {
@@ -177,6 +217,7 @@ fn send(
     mut sender: Sender,
     epoch: Instant,
     [begin, stop, done]: [&AtomicBool; 3],
+    counts: &Sent,
 ) -> Result<BTreeMap<u16, u64>> {
     let mut sent = BTreeMap::new();
     let mut frame = packet::frame(LEN);
@@ -184,7 +225,12 @@ fn send(
         if done.load(Ordering::Relaxed) {
             break;
         }
-        let honest = begin.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed);
+        let over = stop.load(Ordering::Relaxed);
+        if over {
+            // Release: after the counts.
+            counts.over.store(true, Ordering::Release);
+        }
+        let honest = begin.load(Ordering::Relaxed) && !over;
         let port = if honest { [INSPECTED, UNINSPECTED, ATTACKED][(turn % 3) as usize] } else { ATTACKED };
         let number = sent.entry(port).or_insert(0);
         // Many flows in the attackers' queue, one in each of the others: order is per flow.
@@ -202,6 +248,11 @@ fn send(
             thread::sleep(PACE);
         }
         *number += 1;
+        match port {
+            INSPECTED => counts.inspected.store(*number, Ordering::Relaxed),
+            UNINSPECTED => counts.uninspected.store(*number, Ordering::Relaxed),
+            _ => {}
+        }
         thread::sleep(PACE);
     }
     Ok(sent)

@@ -29,6 +29,13 @@ pub struct Part {
     pub text: String,
 }
 
+impl Part {
+    /// Whether a version can have this name: a short line.
+    fn is_named(&self) -> bool {
+        self.name.len() <= NAME_MAX && !self.name.contains(['\n', '\r'])
+    }
+}
+
 /// What all gates of a group have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
@@ -66,7 +73,7 @@ impl Content {
     pub fn encode(&self) -> Result<Vec<u8>, ContentError> {
         let Self { config, rules } = self;
         for part in [config, rules] {
-            if part.name.len() > NAME_MAX || part.name.contains(['\n', '\r']) {
+            if !part.is_named() {
                 return Err(ContentError::Name);
             }
         }
@@ -102,7 +109,7 @@ impl Content {
             let texts = rest[rest.len() - left..].strip_prefix('\n')?;
             let (one, two) = (texts.get(..config_len)?, texts.get(config_len..)?);
             (config.text, rules.text) = (one.to_owned(), two.to_owned());
-            let named = config.name.len() <= NAME_MAX && rules.name.len() <= NAME_MAX;
+            let named = config.is_named() && rules.is_named();
             (named && two.len() == rules_len).then_some(Self { config, rules })
         };
         read().ok_or(ContentError::Malformed)
@@ -159,5 +166,9 @@ mod tests {
             Content::decode(b"towpath-group 1\nconfig 0 \nrules 9 r\n\nadd"),
             Err(ContentError::Malformed)
         );
+        let strange = b"towpath-group 1\nconfig 0 \nrules 3 r\r\n\nadd";
+        assert_eq!(Content::decode(strange), Err(ContentError::Malformed));
+        let long = format!("towpath-group 1\nconfig 0 {}\nrules 3 r\n\nadd", "x".repeat(NAME_MAX + 1));
+        assert_eq!(Content::decode(long.as_bytes()), Err(ContentError::Malformed));
     }
 }

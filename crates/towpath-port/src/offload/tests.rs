@@ -97,7 +97,7 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
         let [server, other] =
             [7, 8].map(|port| right.run(move || std::net::UdpSocket::bind(("10.0.0.2", port)).unwrap()));
         for socket in [&server, &other] {
-            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         }
         // One socket for each port: processes of other tests may keep a closed one until execve(2).
         let senders =
@@ -145,9 +145,12 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
         // The port ends: the kernel's network stack alone has the frames.
         drop(wan);
         map.renew(4, redirect, 8);
-        send(8);
         other.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        assert!(other.recv(&mut [0; 16]).is_err());
+        // A child process that another test has forked holds copies of the port's descriptors until it calls execve(2).
+        until(|| {
+            send(8);
+            other.recv(&mut [0; 16]).is_err()
+        });
     });
 }
 
@@ -231,7 +234,7 @@ fn the_host_filter_comes_first() {
         let map = FlowMap::open(&Opener::local(&config), ENTRIES).unwrap();
         let mut ports = config.open("wan", 1, &Opener::local(&config)).unwrap();
         let own = std::net::UdpSocket::bind("10.0.0.254:7").unwrap();
-        own.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        own.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         left.run(|| {
             let socket = std::net::UdpSocket::bind("10.0.0.1:5000").unwrap();
             for port in [7, 8] {

@@ -1,32 +1,7 @@
-//! The RX payload may be in huge pages. Without free huge pages, it is in ordinary ones.
-
-use std::fs;
+//! The RX payload is in huge pages only if it consists of them and they are wanted.
 
 use crate::world::{assert_conserved, message, pair};
 use towpath_ring::{Config, Consumer, Geometry, Meta, Verdict};
-
-const PAGES: &str = "/proc/sys/vm/nr_hugepages";
-
-/// Huge pages of the system, reserved until this is dropped.
-struct HugePages(String);
-
-impl HugePages {
-    fn reserve(more: u32) -> Self {
-        let before = fs::read_to_string(PAGES).unwrap_or_default();
-        let wanted = before.trim().parse::<u32>().unwrap_or(0) + more;
-        let set = fs::write(PAGES, wanted.to_string());
-        let has = fs::read_to_string(PAGES).unwrap_or_default().trim().parse() == Ok(wanted);
-        let reserved = Self(before);
-        assert!(set.is_ok() && has, "{PAGES} cannot be set to {wanted}");
-        reserved
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = fs::write(PAGES, self.0.trim());
-    }
-}
 
 fn config(kib: u32, huge_pages: bool) -> Config {
     let rx = Geometry::with(kib << 10, 1024).expect("a geometry");
@@ -53,20 +28,4 @@ fn only_areas_that_consist_of_them_and_only_if_wanted() {
         assert_eq!(channel.stats().huge_pages, 0);
         round(&mut channel, &mut client);
     }
-}
-
-#[towpath_testenv::needs(hugepages)]
-#[test]
-fn huge_pages_are_taken_while_there_are_some() {
-    // Without free huge pages, the same configuration works.
-    if fs::read_to_string(PAGES).is_ok_and(|n| n.trim() == "0") {
-        let (_world, mut channel, mut client) = pair(config(4096, true));
-        assert_eq!(channel.stats().huge_pages, 0);
-        round(&mut channel, &mut client);
-    }
-    let _pages = HugePages::reserve(4);
-    let (_world, mut channel, mut client) = pair(config(4096, true));
-    assert_eq!(channel.stats().huge_pages, 1);
-    round(&mut channel, &mut client);
-    drop((channel, client));
 }

@@ -40,7 +40,9 @@ fn a_client_of_another_user_is_refused_and_it_is_logged() {
     let socket = world.socket();
     let directory = socket.parent().expect("a directory");
     let program = directory.join("client");
-    fs::copy(std::env::current_exe().expect("our own path"), &program).expect("a copy");
+    // Copied by another process: a child that another test forks meanwhile would keep this process's descriptor open for writing.
+    let own = std::env::current_exe().expect("our own path");
+    assert!(Command::new("cp").arg(own).arg(&program).status().expect("cp").success());
     for (path, mode) in [(directory, 0o755), (&program, 0o755), (&socket, 0o777)] {
         fs::set_permissions(path, Permissions::from_mode(mode)).expect("permissions");
     }

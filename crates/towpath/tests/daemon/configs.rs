@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use towpath_port::netns::{ip, run, veth, within};
@@ -104,13 +105,11 @@ fn init_asks_on_a_terminal() {
         text(&output.stdout)
     };
     let shows = |words: &str| {
-        for _ in 0..600 {
-            if tmux(&["capture-pane", "-p"]).contains(words) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
+        let (begun, mut text) = (Instant::now(), String::new());
+        while !text.contains(words) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{words} never appears:\n{text}");
+            text = tmux(&["capture-pane", "-p"]);
         }
-        panic!("{words} never appears:\n{}", tmux(&["capture-pane", "-p"]));
     };
     let command = format!(
         "'{}' config init bridge --dir '{}'; exec cat",

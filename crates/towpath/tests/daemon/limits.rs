@@ -163,15 +163,17 @@ fn packets_that_do_not_fit_the_queue_of_a_tun_interface_are_counted() {
             let _ = socket.send_to(&[7; 100], "10.7.0.2:9");
         }
         engine.signal(Signal::CONT);
-        let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-        let line = text.lines().find_map(|line| line.trim_start().strip_prefix("wan:")).unwrap();
-        let dropped: u64 = line.split_whitespace().nth(11).unwrap().parse().unwrap();
+        let dropped = || -> u64 {
+            let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+            let line = text.lines().find_map(|line| line.trim_start().strip_prefix("wan:")).unwrap();
+            line.split_whitespace().nth(11).unwrap().parse().unwrap()
+        };
         until(|| {
             let ports = engine.control.json("show ports --json");
             let wan = ports["ports"].as_array().unwrap().iter().find(|port| port["name"] == "wan").unwrap();
             let lost = wan["lost"].as_array().unwrap().iter().find(|lost| lost[0] == "rx_full");
             // 0: this kernel stops the sender instead.
-            lost.map_or(dropped == 0, |lost| lost[1].as_u64() == Some(dropped))
+            lost.map_or(dropped() == 0, |lost| lost[1].as_u64() == Some(dropped()))
         });
         engine.stop();
     });

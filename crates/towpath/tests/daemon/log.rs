@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::example::example;
-use crate::support::{Control, LogFile, until};
+use crate::support::{Control, LogFile, free, until};
 
 /// An engine with a mux, whose log is a file.
 struct Engine {
@@ -28,8 +28,7 @@ impl Engine {
     /// Starts the engine with these lines below `[log]`. `wrap` makes the command of the program and its arguments.
     fn start(log: &str, arguments: &[&str], wrap: impl FnOnce(&Path, &File) -> Command) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // A port that was free a moment ago.
-        let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let at = free();
         let child = Command::new("true").spawn().unwrap();
         let mut engine = Self { directory, at, child, _watched: None };
         engine.write(log);
@@ -138,7 +137,8 @@ fn json_has_one_object_per_line_with_fields() {
         (&packet["level"], &fields["rule"], &fields["action"]),
         (&"info".into(), &100.into(), &"Accept".into())
     );
-    assert_eq!((&fields["dst"], &fields["dst_port"]), (&"127.0.0.1".into(), &engine.at.port().into()));
+    let to = engine.at;
+    assert_eq!((&fields["dst"], &fields["dst_port"]), (&to.ip().to_string().into(), &to.port().into()));
     let end = &of("connections")[0];
     assert_eq!(
         (&end["fields"]["mux"], &end["fields"]["peer"]),

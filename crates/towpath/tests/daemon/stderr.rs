@@ -2,14 +2,14 @@
 //! have, and an engine continues.
 
 use std::io::{PipeWriter, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::example::example;
-use crate::support::{Control, until};
+use crate::support::{Control, free, until};
 
 /// A pipe whose reader has closed it.
 fn unread() -> PipeWriter {
@@ -82,8 +82,8 @@ fn full() -> (std::io::PipeReader, PipeWriter) {
 fn a_full_pipe_stops_neither_messages_nor_control_nor_the_end_and_lost_lines_are_counted() {
     let directory = tempfile::tempdir().unwrap();
     let worker = example("mux_worker");
-    // A port that was free a moment ago, because the line with the port number cannot be read.
-    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // The line with the port number of `127.0.0.1:0` cannot be read.
+    let at = free();
     let text = format!(
         "rules = \"r\"\n[mux.web]\nlisten = \"{at}\"\nframing = \"offset=0 length=4 be adjust=4\"\nworkers = 1\n\
          worker = \"{}\"\n[control]\nsocket = \"ctl.sock\"\n",

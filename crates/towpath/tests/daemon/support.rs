@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -188,6 +190,15 @@ impl Watched for LogFile {
     }
 }
 
+/// An address of this machine at which no other program listens: a host of 127.0.0.0/8 for this process, and a port below those that the
+/// kernel chooses. Connections to it come from 127.0.0.1.
+pub(crate) fn free() -> SocketAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    // A process id has 22 bits at most (proc(5), pid_max).
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    (Ipv4Addr::new(127, 64 + high, middle, low), NEXT.fetch_add(1, Ordering::Relaxed)).into()
+}
+
 /// The control socket of an engine.
 pub(crate) struct Control {
     socket: PathBuf,
@@ -212,7 +223,7 @@ impl Control {
     pub(crate) fn json(&self, words: &str) -> Value {
         let mut output = self.ctl(words);
         for _ in 0..10 {
-            if !String::from_utf8_lossy(&output.stderr).contains("did not answer in time") {
+            if !String::from_utf8_lossy(&output.stderr).contains("the engine did not answer within") {
                 break;
             }
             output = self.ctl(words);

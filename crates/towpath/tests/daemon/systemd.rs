@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -20,7 +20,7 @@ use towpath_port::netns::within;
 
 use crate::example::example;
 use crate::live::machines::*;
-use crate::support::{Control, LogFile, until};
+use crate::support::{Control, LogFile, free, until};
 
 /// A manager and its engine, which has one mux.
 struct Manager {
@@ -30,11 +30,6 @@ struct Manager {
     commands: ChildStdin,
     events: Receiver<Value>,
     _watched: Arc<LogFile>,
-}
-
-/// An address that was free a moment ago.
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 impl Manager {

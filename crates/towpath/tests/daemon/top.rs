@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use towpath_port::netns::within;
@@ -43,18 +44,11 @@ impl Screen {
     /// Waits until the screen has these words; returns its text.
     fn shows(&self, words: &[&str]) -> String {
         let mut text = String::new();
-        let mut met = || {
+        let begun = Instant::now();
+        while !words.iter().all(|word| text.contains(word)) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{words:?} never appear:\n{text}");
             text = self.text();
-            words.iter().all(|word| text.contains(word))
-        };
-        let found = (0..600).any(|_| {
-            let met = met();
-            if !met {
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
-            met
-        });
-        assert!(found, "{words:?} never appear:\n{text}");
+        }
         text
     }
 }

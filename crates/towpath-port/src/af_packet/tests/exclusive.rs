@@ -25,7 +25,7 @@ fn host_and_stack() -> crate::netns::Host {
 /// Sends `count` datagrams with this text from port 1000 of the host to a port of 10.1.0.2.
 fn send_from(host: &crate::netns::Host, text: &'static str, port: u16, count: usize) {
     host.run(move || {
-        let socket = std::net::UdpSocket::bind("10.1.0.1:1000").unwrap();
+        let socket = crate::netns::bound(|| std::net::UdpSocket::bind("10.1.0.1:1000"));
         for _ in 0..count {
             socket.send_to(text.as_bytes(), ("10.1.0.2", port)).unwrap();
         }
@@ -33,7 +33,7 @@ fn send_from(host: &crate::netns::Host, text: &'static str, port: u16, count: us
 }
 
 fn bound(port: u16) -> std::net::UdpSocket {
-    let socket = std::net::UdpSocket::bind(("10.1.0.2", port)).unwrap();
+    let socket = crate::netns::bound(|| std::net::UdpSocket::bind(("10.1.0.2", port)));
     socket.set_nonblocking(true).unwrap();
     socket
 }
@@ -56,6 +56,17 @@ fn first_texts(socket: &std::net::UdpSocket) -> Vec<String> {
         !got.is_empty()
     });
     got
+}
+
+/// Sends datagrams to port 9 until the network stack has one; it has no others. A port that was closed just now drops some more while
+/// a child process that another test has forked holds copies of its descriptors, until it calls execve(2).
+fn reaches(host: &crate::netns::Host, text: &'static str, stack: &std::net::UdpSocket) {
+    until(|| {
+        send_from(host, text, 9, 1);
+        let got = texts(stack);
+        assert!(got.iter().all(|got| got == text), "{got:?}");
+        !got.is_empty()
+    });
 }
 
 /// The texts of the port's UDP packets; at least `count`.
@@ -99,8 +110,7 @@ fn the_network_stack_does_not_get_what_an_exclusive_port_has() {
         assert_eq!(received(&mut sniffer, 5), ["taken"; 5]);
         drop(port);
         // Frames are handled in order: what arrived before would be here too.
-        send_from(&host, "free", 9, 1);
-        assert_eq!(first_texts(&stack), ["free"]);
+        reaches(&host, "free", &stack);
     });
 }
 
@@ -138,11 +148,15 @@ fn the_network_stack_gets_the_packets_of_host() {
                 seen.extend(received(&mut port, 0));
                 seen.iter().any(|text| text == "mark")
             });
+            let ones = |texts: &[String]| texts.iter().filter(|text| *text == "one").count();
             let taken = expected.iter().filter(|stays| !**stays).count();
-            assert_eq!(seen.len(), taken + 1, "{entry}");
+            assert_eq!(ones(&seen), taken, "{entry}");
             for (socket, stays) in sockets.iter().zip(expected) {
-                assert_eq!(texts(socket).len(), usize::from(stays), "{entry}");
+                assert_eq!(ones(&texts(socket)), usize::from(stays), "{entry}");
             }
+            // The next port is alone: this one's filter is gone.
+            drop(port);
+            reaches(&host, "free", &sockets[0]);
         }
     });
 }
@@ -219,8 +233,7 @@ fn a_closed_port_stays_closed() {
         }
         end(false);
         assert!(!pin.exists());
-        send_from(&host, "open", 9, 1);
-        assert_eq!(first_texts(&stack), ["open"]);
+        reaches(&host, "open", &stack);
     });
 }
 
@@ -250,21 +263,20 @@ fn a_filter_without_a_heartbeat_passes_everything_unless_its_port_is_closed() {
             send_from(&host, "closed", 9, 1);
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        assert_eq!(texts(&stack), [""; 0]);
+        let got = texts(&stack);
+        assert!(!got.iter().any(|text| text == "closed"), "{got:?}");
         assert_eq!(crate::clsact::Abandoned::all().len(), 1);
         drop(Socket::open(config).unwrap());
         send_from(&host, "closed", 9, 1);
         drop(exclusive("v1", &[]));
-        send_from(&host, "open", 9, 1);
-        assert_eq!(first_texts(&stack), ["open"]);
+        reaches(&host, "open", &stack);
         assert_eq!(crate::clsact::Abandoned::all(), []);
         attach(true);
         for abandoned in crate::clsact::Abandoned::all() {
             assert_eq!(abandoned.interface, "v1");
             abandoned.remove().unwrap();
         }
-        send_from(&host, "free", 9, 1);
-        assert_eq!(first_texts(&stack), ["free"]);
+        reaches(&host, "free", &stack);
     });
 }
 
@@ -323,8 +335,7 @@ fn an_exclusive_port_is_reopened() {
                 count == 5
             });
             drop(ports);
-            send_from(&host, "free", 9, 1);
-            assert_eq!(first_texts(&stack), ["free"]);
+            reaches(&host, "free", &stack);
             // The end of a namespace removes its interfaces later.
             ip("link del v1");
             drop(host);

@@ -59,7 +59,7 @@ fn reassembled_datagrams_cross_the_bridge() {
         let server = right.run(|| UdpSocket::bind((RIGHT, 9)).unwrap());
         let client = left.run(|| UdpSocket::bind((LEFT, 5000)).unwrap());
         for socket in [&server, &client] {
-            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         }
         let mut buffer = vec![0; 1 << 16];
         for len in [100, 4_000, 60_000] {

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 use std::process::Command;
 
 use rustix::process::Signal;
-use towpath_port::netns::{Host, ip, settled, veth, within};
+use towpath_port::netns::{Host, bound, ip, settled, veth, within};
 
 use super::machines::*;
 use crate::support::until;
@@ -44,7 +44,7 @@ const ROUTED: &str = "add 100 deny udp from any to any 9\nadd 200 allow ip from 
 fn arrivals(left: &Host, right: &Host) -> (usize, usize) {
     let sockets = right.run(|| {
         [9, 10].map(|port| {
-            let socket = UdpSocket::bind(("10.2.0.1", port)).unwrap();
+            let socket = bound(|| UdpSocket::bind(("10.2.0.1", port)));
             socket.set_nonblocking(true).unwrap();
             socket
         })
@@ -150,7 +150,7 @@ fn a_killed_engine_leaves_its_ports_open_or_closed() {
                 until(|| arrivals(&left, &right) == (3, 3));
                 return;
             }
-            let socket = right.run(|| UdpSocket::bind("10.2.0.1:9").unwrap());
+            let socket = right.run(|| bound(|| UdpSocket::bind("10.2.0.1:9")));
             socket.set_nonblocking(true).unwrap();
             for _ in 0..20 {
                 left.run(|| UdpSocket::bind("10.1.0.1:0").unwrap().send_to(b"x", "10.2.0.1:9").unwrap());

@@ -229,6 +229,8 @@ fn kills_in_a_row_lose_nothing_with_an_inspector_on_standby() {
             flows.send();
             signal(busy[0], Signal::KILL);
             flows.arrive();
+            // It may have passed these before it died.
+            until(|| queue(&engine)["takeovers"] == kill + 1);
         }
         until(|| flows.missing() == 0);
         let queue = queue(&engine);

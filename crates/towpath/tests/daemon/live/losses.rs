@@ -224,6 +224,7 @@ fn each_loss_is_reported_by_its_reason_in_every_place() {
         let captured = |name: &str| captured(&path(name));
         until(|| seen.iter().all(|reason| comments(&captured("any"), reason) > 0));
         until(|| comments(&captured("no_route"), "no_route") > 0);
+        until(|| comments(&captured("malformed"), "malformed_ip4_total_length") > 0);
         for trace in &mut traces {
             trace.kill().unwrap();
             trace.wait().unwrap();

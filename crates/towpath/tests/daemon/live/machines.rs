@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use towpath_port::netns::{Host, ip, settled, veth};
+use towpath_port::netns::{Host, bound, ip, settled, veth};
 
 pub(crate) use crate::bridged::BRIDGE;
 use crate::support::{Control, Log, until};
@@ -136,7 +136,7 @@ pub(crate) type Got = mpsc::Receiver<Vec<u8>>;
 pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
     let (ready, listens) = mpsc::channel();
     let server = right.start(move || {
-        let listener = TcpListener::bind((RIGHT, port)).unwrap();
+        let listener = bound(|| TcpListener::bind((RIGHT, port)));
         ready.send(()).unwrap();
         both_ways(listener.accept().unwrap().0, 2)
     });
@@ -202,7 +202,7 @@ impl Echo {
     pub(crate) fn start(left: &Host, right: &Host, port: u16) -> Self {
         let (ready, listens) = mpsc::channel();
         let server = right.start(move || {
-            let listener = TcpListener::bind((RIGHT, port)).unwrap();
+            let listener = bound(|| TcpListener::bind((RIGHT, port)));
             ready.send(()).unwrap();
             let mut stream = listener.accept().unwrap().0;
             let mut back = stream.try_clone().unwrap();

@@ -76,7 +76,7 @@ impl Flow {
         let left = left.run(move || UdpSocket::bind((LEFT, port)).unwrap());
         let right = right.run(move || UdpSocket::bind((RIGHT, port)).unwrap());
         for socket in [&left, &right] {
-            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         }
         left.connect((RIGHT, port)).unwrap();
         right.connect((LEFT, port)).unwrap();
@@ -414,7 +414,7 @@ pub(super) fn routed(driver: &str) {
         one.connect("10.2.0.1:5001").unwrap();
         other.connect("10.1.0.1:5001").unwrap();
         for socket in [&one, &other] {
-            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         }
         let exchange = |number: u32| {
             for (from, to) in [(&one, &other), (&other, &one)] {
@@ -468,7 +468,7 @@ pub(super) fn ipv6(bridge: &str) {
             right: right.run(move || UdpSocket::bind(other).unwrap()),
         };
         for (socket, to) in [(&flow.left, other), (&flow.right, one)] {
-            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             socket.connect(to).unwrap();
         }
         (0..10).for_each(|number| flow.exchange(number));

@@ -180,7 +180,7 @@ fn routed(driver: &str) {
         let one = left.run(|| UdpSocket::bind("10.1.0.1:5001").unwrap());
         let other = right.run(|| UdpSocket::bind("10.2.0.1:5001").unwrap());
         one.connect("10.2.0.1:5001").unwrap();
-        other.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let arrives = || {
             one.send(b"allowed").unwrap();
             assert_eq!(other.recv(&mut [0; 16]).unwrap(), 7);

@@ -61,9 +61,13 @@ fn connections_survive_a_killed_engine() {
             let listener = right.run(|| TcpListener::bind((RIGHT, 7)).unwrap());
             let client = left.run(|| TcpStream::connect((RIGHT, 7)).unwrap());
             let mut ends = [client, listener.accept().unwrap().0];
-            let timeout = Duration::from_secs(if survives { 60 } else { 4 });
-            ends.iter().for_each(|end| end.set_read_timeout(Some(timeout)).unwrap());
+            let timeout = |ends: &[TcpStream; 2], seconds| {
+                let timeout = Some(Duration::from_secs(seconds));
+                ends.iter().for_each(|end| end.set_read_timeout(timeout).unwrap());
+            };
+            timeout(&ends, 60);
             assert!(exchange(&mut ends));
+            timeout(&ends, if survives { 60 } else { 4 });
             let file = files.path().join("states");
             let mut before = None;
             // The second engine saves the states that it restored.
