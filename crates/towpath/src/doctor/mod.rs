@@ -641,7 +641,7 @@ mod tests {
     #[test]
     fn each_lack_and_hint_is_found_alone() {
         type Change = fn(&mut Facts);
-        let rows: [(Change, &str, Level); 29] = [
+        let rows: [(Change, &str, Level); 30] = [
             (|facts| facts.release = "6.1.0".into(), "kernel", Level::Hint),
             (|facts| facts.capabilities &= !(1 << 13), "capabilities", Level::Lack),
             (|facts| facts.capabilities &= !(1 << 39 | 1 << 21), "capabilities", Level::Lack),
