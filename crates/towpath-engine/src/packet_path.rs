@@ -26,7 +26,7 @@ use crate::flow_verdict::FlowVerdict;
 use crate::forward::{after_pass, after_step, answer, may_be_forwarded, walk};
 use crate::held::{admit_replacement, bytes, edit, parse};
 use crate::meta::{Egress, Meta};
-use crate::packet_ctx::{Handover, Next, PacketCtx, Wait};
+use crate::packet_ctx::{Handover, Next, PacketCtx, Wait, begins_connection};
 use crate::packet_io::PacketIo;
 use crate::queue::{Enqueue, Queue, QueueVerdict};
 use crate::reorder::{Account, PacketId};
@@ -510,8 +510,12 @@ impl<E: PacketIo> Engine<E> {
             let verdict = FlowVerdict { verdict: decision.verdict, mark, channel };
             let (number, arrival) = (queue.number(), ctx.arrival);
             let origin = feed.as_ref().map(|feed| Origin { feed, queue: number, arrival });
-            // A packet that an inspector sends is not received.
-            if origin.is_some() && ctx.packets > 0 && decided_flows.len() < MAX_DECIDED {
+            // A packet that an inspector sends is not received, and the first one of a connection has no established state.
+            let announces = ctx.packets > 0 && !begins_connection(&packet);
+            if origin.is_some_and(|origin| origin.offers(decision.verdict))
+                && announces
+                && decided_flows.len() < MAX_DECIDED
+            {
                 decided_flows.push(DecidedFlow { queue: number, flow, arrival, bucket: ctx.bucket() });
             }
             queue.set_flow_verdict(&flow, verdict, clock.now, origin);

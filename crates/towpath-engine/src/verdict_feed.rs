@@ -1,9 +1,9 @@
 //! Verdicts for flows, as flow offload learns of them.
 //!
 //! An engine thread announces a verdict to the thread that decides which flows the kernel forwards. A verdict that passes is announced
-//! for each direction while no packet of the flow waits: earlier packets of the flow have left. The packet that was decided announces its
-//! direction, and each later packet that passes by the verdict. Any other verdict is announced at once; if the kernel drops packets by verdicts, one that drops is then announced for each
-//! direction, too.
+//! for each direction while no packet of the flow waits: earlier packets of the flow have left. The decided packet announces its
+//! direction. So does each later packet that the verdict passes. Any other verdict is announced at once; if the kernel drops packets by
+//! verdicts, one that drops is then announced for each direction, too.
 //!
 //! Each side has a reference to the [`SharedVerdict`]. The reader stores the slots of the flow's entries there, and the time of the
 //! last packet that the kernel forwarded. The engine thread ends the entries with one store to each slot when it removes the verdict: for
@@ -231,6 +231,15 @@ pub(crate) struct Origin<'f> {
 }
 
 impl Origin<'_> {
+    /// The kernel may carry out this verdict.
+    pub(crate) fn offers(&self, verdict: Verdict) -> bool {
+        match verdict {
+            Verdict::Pass => true,
+            Verdict::Drop => self.feed.drops,
+            _ => false,
+        }
+    }
+
     /// Announces a verdict that has passed or dropped a packet of `flow`. `forward`: in the direction of the verdict's key.
     pub(crate) fn announce(
         &self,
@@ -242,12 +251,7 @@ impl Origin<'_> {
         let Self { feed, .. } = *self;
         let round = feed.shared.round.load(Ordering::Relaxed);
         let told = |own: &OwnVerdict| own.0.announced[usize::from(forward)].load(Ordering::Relaxed) == round;
-        let is_offered = match verdict.verdict {
-            Verdict::Pass => true,
-            Verdict::Drop => feed.drops,
-            _ => false,
-        };
-        if !is_offered || own.as_ref().is_some_and(told) {
+        if !self.offers(verdict.verdict) || own.as_ref().is_some_and(told) {
             return;
         }
         let own = own.get_or_insert_with(|| feed.share(verdict, now));

@@ -5,11 +5,11 @@
 //!
 //! A session is one connection. When it fails, the side is told, and another one begins after a second.
 //!
-//! Memory: the messages that the client has read are taken out of it at once, and the side gets all of them before the client reads more. While
-//! the server does not take what this side sends, they wait here. If more than `INBOUND_BYTES` wait, the session ends, so that every front
+//! Memory: the messages that the client has read are taken out of it at once, and handed to the side. While the server does not take what
+//! this side sends, they wait here. If more than `INBOUND_BYTES` wait, the session ends, so that every front
 //! and host knows which messages have not arrived: a piece that is dropped would not be missed before the next one of its session comes.
-//! The client itself drops messages of a subscription above `QUEUES`: more than it reads in a turn, 64 KiB 128 times. Then the session
-//! ends too.
+//! The client itself drops messages of a subscription above `QUEUES`: more than it reads in a turn, which is 128 reads of 64 KiB. Then the
+//! session ends too.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,7 +29,8 @@ use tokio::time::{sleep_until, timeout};
 use crate::nats::{ANSWER, ClientQueues, RETRY, ServerConfig, SessionError, connect};
 use crate::workers::Outgoing;
 
-/// Messages that wait in the client: one turn of reading in messages of 16 bytes, which are shorter than any, and 128 MiB of pieces.
+/// Messages that wait in the client. In: those of a turn of reading, 128 * 64 KiB in messages of at least 16 bytes. Out: 128 MiB in pieces of
+/// 64 KiB.
 const QUEUES: ClientQueues = ClientQueues { inbound: 1 << 19, outbound: 2048 };
 
 /// Bytes of messages that wait for the side: twice the windows of all sessions of a front.

@@ -195,7 +195,7 @@ impl Offload {
 
     /// The rules, tables, ports, routes or settings have this version now: entries of another one end. One store to memory.
     pub fn set_version(&self, version: u64) {
-        set_version(&self.map, version);
+        self.map.set_epoch(|epoch| with_version(epoch, version));
     }
 
     /// Adds the kernel's counters to states and rules.
@@ -251,9 +251,9 @@ impl Offload {
     }
 }
 
-/// See [`Offload::set_version`].
-fn set_version(map: &FlowMap, version: u64) {
-    map.set_epoch(|epoch| version << VERSION | epoch & ((1 << VERSION) - 1));
+/// The epoch with this version of the rules.
+fn with_version(epoch: u64, version: u64) -> u64 {
+    version << VERSION | epoch & ((1 << VERSION) - 1)
 }
 
 impl Drop for Pause {

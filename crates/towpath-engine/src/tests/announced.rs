@@ -74,6 +74,22 @@ fn the_packet_that_is_decided_announces_its_flow() {
     world.assert_clear();
 }
 
+/// Its state is not established: the flow could not be offloaded yet.
+#[test]
+fn the_first_packet_of_a_connection_does_not_announce_it() {
+    let mut world = World::new("add inspect 1 tcp from any to any\n", Inside::default());
+    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
+    world.engine.set_verdict_feed(feed);
+    let inspector = world.inspector.clone();
+    world.burst(&[&packet("tcp 10.0.0.1:1024 > 10.0.0.2:80 syn")]);
+    decide_one(&inspector, Decision { flow: true, ..Verdict::Pass.into() });
+    let Ok(()) = world.engine.idle();
+    assert!(reader.read().is_none());
+    world.burst(&[&packet("tcp 10.0.0.1:1024 > 10.0.0.2:80 ack")]);
+    assert!(reader.read().expect("a later packet").verdict.passes());
+    world.assert_clear();
+}
+
 /// A verdict that does not pass is announced at once; the engine drops the packets.
 #[test]
 fn a_blocked_flow_is_announced_as_such() {

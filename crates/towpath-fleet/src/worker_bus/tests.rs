@@ -142,6 +142,7 @@ fn a_session_ends_when_too_much_waits_and_the_next_one_works() {
     });
     // Some more were in the sockets and in the client's buffer.
     let waited = sent - (side.got.len() - 1);
+    assert!(waited * PIECE > INBOUND_BYTES / 2, "{waited} waited");
     assert!(waited * PIECE < INBOUND_BYTES + (32 << 20), "{waited} waited");
     assert_eq!(side.ended.len(), 1, "{:?}", side.ended);
     assert!(side.ended[0].contains("more than 128 MiB"), "{:?}", side.ended);

@@ -226,7 +226,7 @@ mod tests {
         for (driver, expected) in rows {
             let config = config(driver);
             assert_eq!(Capabilities::needed(&config).to_string(), expected, "{driver}");
-            // What loads programs does so without the verifier's barriers.
+            // A launcher that loads programs has it.
             let launcher = Capabilities::of_launcher(&config).0;
             assert_eq!(launcher.contains(CapabilitySet::PERFMON), expected.contains("CAP_BPF"), "{driver}");
         }

@@ -28,7 +28,7 @@ use towpath_wire::Time;
 pub(super) use self::contents::Retired;
 use self::contents::{Changes, Contents};
 use super::interfaces::Interfaces;
-use super::{QUARANTINE, set_version};
+use super::{QUARANTINE, with_version};
 
 /// Entries that one step compares, writes or removes.
 const STEPS: usize = 4096;
@@ -95,8 +95,8 @@ impl Denied {
         epoch: u64,
     ) {
         let version = walker.version();
-        // The gate does so after walkers see the version. The maps must not change before.
-        set_version(&self.map, version);
+        // The gate does so after walkers see the version, and may have done so with a later one. The maps must not change before.
+        self.map.set_epoch(|epoch| epoch.max(with_version(epoch, version)));
         let all: Vec<_> = walker
             .ports()
             .ids()

@@ -36,7 +36,9 @@ const YIELDS: u32 = SPINS + 16;
 ///
 /// Bound. A holder calls no system function, allocates nothing and takes no mutex. It visits the lines of one flow, the states of
 /// this flow (one per state name of the rules) or, in a migration, the 10 entries of a line and the lines of each in the next
-/// index. Locks are taken in ascending order, those of the next index last, so that a waiting thread waits for a chain of at most
+/// index. One exception: if the next index has no room, which takes a thread that was preempted in the middle of a decision, the
+/// holder allocates another one, and migrates the lines of each entry to it first. Locks are taken in ascending order, those of the next
+/// index last, so that a waiting thread waits for a chain of at most
 /// all other threads, whose last one does not wait. Each holds its locks for microseconds of CPU time.
 ///
 /// The wait is longer only while the kernel does not run a thread of this chain: another thread has its CPU, or it has a page fault

@@ -253,7 +253,7 @@ impl<const N: usize> Family<N> {
             if !self.slab.is_occupied(slot) || !still(self.entry(slot)) {
                 return false;
             }
-            // A slot without an entry is given back all the same.
+            // As a precaution, a slot without an entry is given back, too.
             if let Some((place, first)) = flow.find(|slot| self.entry(slot).has_key(&key))
                 && let (Some(_), before, _) = self.search(first, |at| at == slot)
             {
@@ -342,7 +342,7 @@ impl<const N: usize> Family<N> {
     /// waits for a page fault. Each install migrates a line in any case.
     #[inline]
     pub(crate) fn migrate_behind(&self, index: &Arc<Index>) -> bool {
-        let next = index.next().filter(|next| !next.waits_for_prefault());
+        let next = index.next().filter(|_| !index.last().waits_for_prefault());
         next.is_some_and(|next| self.migrate_to(index, next, MIGRATE_LINES))
     }
 

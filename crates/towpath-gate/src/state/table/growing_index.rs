@@ -6,6 +6,7 @@
 //! although there is room, a peer may know the hash secret: the flows migrate to an index of the same size with another
 //! secret.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use super::family::locked;
@@ -36,8 +37,8 @@ pub(crate) struct GrowingIndex {
     current: Mutex<Arc<Index>>,
     /// The next index, allocated and prefaulted ahead of its use.
     spare: Mutex<Option<Arc<Index>>>,
-    /// The index that the flows have left, for a call outside the packet path to free: unmapping takes a while.
-    old: Mutex<Option<Arc<Index>>>,
+    /// The indices that the flows have left, for a call outside the packet path to free: unmapping takes a while.
+    old: Mutex<VecDeque<Arc<Index>>>,
     seed: AtomicU64,
     /// [`Index::preempted`] of the indices before the current one.
     preempted: AtomicU64,
@@ -49,7 +50,7 @@ impl GrowingIndex {
         Self {
             current: Mutex::new(Arc::new(Index::new(FIRST_BITS, Secret::new(seed), pages))),
             spare: Mutex::new(None),
-            old: Mutex::new(None),
+            old: Mutex::new(VecDeque::with_capacity(4)),
             seed: AtomicU64::new(seed),
             preempted: AtomicU64::new(0),
             pages,
@@ -88,8 +89,7 @@ impl GrowingIndex {
         if let Some(old) = &old {
             // Relaxed: a count.
             self.preempted.fetch_add(old.preempted(), Ordering::Relaxed);
-            let before = locked(&self.old).replace(Arc::clone(old));
-            drop(before);
+            locked(&self.old).push_back(Arc::clone(old));
         }
         true
     }
@@ -137,9 +137,8 @@ impl GrowingIndex {
         }
         let spare = locked(&self.spare).take_if(|spare| spare.bits() > bits);
         let begins = states * 8 < capacity && bits > FIRST_BITS && !current.stashed();
-        if begins {
-            current.start_migration(Arc::new(self.make(bits - 1)));
-        }
+        // A thread that finds no room may be first.
+        let begins = begins && current.start_migration(Arc::new(self.make(bits - 1)));
         // After the lock is released: unmapping takes a while.
         drop((current, spare));
         begins
@@ -149,15 +148,20 @@ impl GrowingIndex {
     pub(crate) fn bytes(&self) -> u64 {
         let current = self.current();
         let spare = locked(&self.spare).as_ref().map_or(0, |spare| spare.bytes());
-        let old = locked(&self.old).as_ref().map_or(0, |old| old.bytes());
+        let old = locked(&self.old).iter().map(|old| old.bytes()).sum::<u64>();
         current.chain().map(Index::bytes).sum::<u64>() + spare + old
     }
 
-    /// Frees the previous index when no worker uses it any more.
+    /// Frees the previous indices that no worker uses any more.
     pub(crate) fn free_old(&self) {
-        let old = locked(&self.old).take_if(|old| Arc::strong_count(old) == 1);
-        // After the lock is released: unmapping takes a while.
-        drop(old);
+        // The oldest one first: it refers to the next one.
+        loop {
+            let old = locked(&self.old).pop_front_if(|old| Arc::strong_count(old) == 1);
+            // After the lock is released: unmapping takes a while.
+            if old.is_none() {
+                return;
+            }
+        }
     }
 
     /// Allocates and prefaults `lines` lines of the index that `states` states will need next. Returns true if more remain.

@@ -10,8 +10,8 @@
 //! over: most lookups of flows without an entry read one line.
 //!
 //! Growth and shrinking make another index with another secret ([`Index::start_migration`]), and the lines migrate one by one.
-//! From then on, a writer migrates the lines of its flow first and works in the new index. If the new index needs another one
-//! before all lines have migrated to it, it gets it: the indices form a chain, in which entries only move forward.
+//! From then on, a writer migrates the lines of its flow first and works in the new index. A new index that fills up before the
+//! migration ends gets a next one: the indices form a chain, in which entries only move forward.
 //!
 //! Invariants.
 //! 1. A thread that changes an entry of a flow holds the locks of both of the flow's lines, and of the stash if it
@@ -103,7 +103,7 @@ impl Probe {
     }
 }
 
-/// What an index asks of the table that it belongs to.
+/// The table of an index.
 pub(crate) trait Table<const N: usize> {
     /// The key in a slot.
     fn key(&self, slot: u32) -> Key<N>;
