@@ -226,26 +226,6 @@ fn a_flow_is_inserted_once_during_a_migration() {
 }
 
 #[test]
-fn a_flow_is_inserted_once_while_a_chain_grows() {
-    explore(|| {
-        let world = world();
-        let index = world.family.index.current();
-        let mover = {
-            let (world, index) = (Arc::clone(&world), Arc::clone(&index));
-            thread::spawn(move || {
-                index.start_migration(Arc::new(Index::new(1, Secret::new(9), Pages::Base)));
-                index.last().start_migration(Arc::new(Index::new(2, Secret::new(10), Pages::Base)));
-                insert(&world.family, &index, 1).1
-            })
-        };
-        let made = [insert(&world.family, &index, 1).1, mover.join().unwrap()];
-        let new = made.iter().filter(|what| matches!(what, InsertResult::Inserted { .. })).count();
-        assert_eq!(new, 1);
-        assert!(find(&world.family, &index, 1).is_some());
-    });
-}
-
-#[test]
 fn no_fin_is_lost() {
     explore(|| {
         let world = world();
