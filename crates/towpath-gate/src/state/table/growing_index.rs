@@ -89,6 +89,8 @@ impl GrowingIndex {
         if let Some(old) = &old {
             // Relaxed: a count.
             self.preempted.fetch_add(old.preempted(), Ordering::Relaxed);
+            // Without calls outside the packet path, the index before it is freed here.
+            self.free_old();
             locked(&self.old).push_back(Arc::clone(old));
         }
         true
