@@ -4,8 +4,8 @@
 
 use std::fs;
 
-use towpath_ring::{Config, Consumer, Geometry, Meta, Verdict};
-use world::{assert_conserved, message, pair};
+use towpath_ring::{Config, Geometry};
+use world::{pair, replace_frames};
 
 #[path = "ring/world.rs"]
 mod world;
@@ -38,18 +38,6 @@ fn config() -> Config {
     Config { rx, huge_pages: true, deadline: None, ..Config::default() }
 }
 
-fn round(channel: &mut towpath_ring::Channel, client: &mut Consumer) {
-    for n in 0..300 {
-        let bytes = message(n, 20_000);
-        channel.send(&bytes, &Meta::default()).expect("room");
-        let frame = client.try_recv().expect("received").expect("a frame");
-        assert!(client.payload(&frame) == bytes);
-        client.replace(frame, &bytes).expect("replaced");
-        channel.poll_verdicts(0, |_, d| assert!(d.verdict == Verdict::Replace(&bytes)));
-    }
-    assert_conserved(channel);
-}
-
 #[towpath_testenv::needs(hugepages)]
 #[test]
 fn huge_pages_are_taken_while_there_are_some() {
@@ -57,11 +45,11 @@ fn huge_pages_are_taken_while_there_are_some() {
     if fs::read_to_string(PAGES).is_ok_and(|n| n.trim() == "0") {
         let (_world, mut channel, mut client) = pair(config());
         assert_eq!(channel.stats().huge_pages, 0);
-        round(&mut channel, &mut client);
+        replace_frames(&mut channel, &mut client);
     }
     let _pages = HugePages::reserve(4);
     let (_world, mut channel, mut client) = pair(config());
     assert_eq!(channel.stats().huge_pages, 1);
-    round(&mut channel, &mut client);
+    replace_frames(&mut channel, &mut client);
     drop((channel, client));
 }

@@ -6,13 +6,22 @@ use towpath_gate::PortId;
 use towpath_ring::{Decision, Verdict};
 
 use super::*;
-use crate::verdict_feed::{Entries, VerdictFeed};
+use crate::verdict_feed::{Entries, VerdictFeed, VerdictReader};
 
 #[derive(Debug)]
 struct NoEntries;
 
 impl Entries for NoEntries {
     fn end(&self, _slot: u32) {}
+}
+
+/// An inspector of all packets, and what its verdicts announce.
+fn world() -> (World, VerdictReader, Inspector) {
+    let mut world = World::new("add inspect 1 ip from any to any\n", Inside::default());
+    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
+    world.engine.set_verdict_feed(feed);
+    let inspector = world.inspector.clone();
+    (world, reader, inspector)
 }
 
 /// Decides the oldest frame that the inspector has.
@@ -25,10 +34,7 @@ fn decide_one(inspector: &Inspector, decision: Decision<'static>) {
 
 #[test]
 fn a_flow_is_announced_after_its_packets_have_left() {
-    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
-    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
-    world.engine.set_verdict_feed(feed);
-    let inspector = world.inspector.clone();
+    let (mut world, reader, inspector) = world();
     let frame = packet("udp 10.0.0.1:1024 > 10.0.0.2:53");
     let pass = Decision { flow: true, ..Verdict::Pass.into() };
     world.burst(&[&frame, &frame]);
@@ -50,14 +56,10 @@ fn a_flow_is_announced_after_its_packets_have_left() {
 
 #[test]
 fn the_packet_that_is_decided_announces_its_flow() {
-    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
-    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
-    world.engine.set_verdict_feed(feed);
-    let inspector = world.inspector.clone();
-    let [frame, other, back] = ["1024 > 10.0.0.2:53", "1025 > 10.0.0.2:53", ""].map(|rest| match rest {
-        "" => packet("udp 10.0.0.2:53 > 10.0.0.1:1024"),
-        rest => packet(&format!("udp 10.0.0.1:{rest}")),
-    });
+    let (mut world, reader, inspector) = world();
+    let frame = packet("udp 10.0.0.1:1024 > 10.0.0.2:53");
+    let other = packet("udp 10.0.0.1:1025 > 10.0.0.2:53");
+    let back = packet("udp 10.0.0.2:53 > 10.0.0.1:1024");
     world.burst(&[&frame, &other]);
     decide_one(&inspector, Decision { flow: true, ..Verdict::Pass.into() });
     let Ok(()) = world.engine.idle();
@@ -77,10 +79,7 @@ fn the_packet_that_is_decided_announces_its_flow() {
 /// Its state is not established: the flow could not be offloaded yet.
 #[test]
 fn the_first_packet_of_a_connection_does_not_announce_it() {
-    let mut world = World::new("add inspect 1 tcp from any to any\n", Inside::default());
-    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
-    world.engine.set_verdict_feed(feed);
-    let inspector = world.inspector.clone();
+    let (mut world, reader, inspector) = world();
     world.burst(&[&packet("tcp 10.0.0.1:1024 > 10.0.0.2:80 syn")]);
     decide_one(&inspector, Decision { flow: true, ..Verdict::Pass.into() });
     let Ok(()) = world.engine.idle();
@@ -93,10 +92,7 @@ fn the_first_packet_of_a_connection_does_not_announce_it() {
 /// A verdict that does not pass is announced at once; the engine drops the packets.
 #[test]
 fn a_blocked_flow_is_announced_as_such() {
-    let mut world = World::new("add inspect 1 udp from any to any\n", Inside::default());
-    let (feed, reader) = VerdictFeed::new(Arc::new(NoEntries));
-    world.engine.set_verdict_feed(feed);
-    let inspector = world.inspector.clone();
+    let (mut world, reader, inspector) = world();
     let frame = packet("udp 10.0.0.1:1024 > 10.0.0.2:53");
     world.burst(&[&frame, &frame]);
     decide_one(&inspector, Decision { flow: true, ..Verdict::Drop.into() });

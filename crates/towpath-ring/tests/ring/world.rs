@@ -200,3 +200,16 @@ pub(crate) fn bare(verdict: Verdict<'_>) -> Verdict<'static> {
 pub(crate) fn replaced(verdict: Verdict<'_>) -> Option<Vec<u8>> {
     if let Verdict::Replace(bytes) = verdict { Some(bytes.to_vec()) } else { None }
 }
+
+/// Frames that fill the RX payload several times, each replaced by its own bytes.
+pub(crate) fn replace_frames(channel: &mut Channel, client: &mut Consumer) {
+    for n in 0..300 {
+        let bytes = message(n, 20_000);
+        channel.send(&bytes, &Meta::default()).expect("room");
+        let frame = client.try_recv().expect("received").expect("a frame");
+        assert!(client.payload(&frame) == bytes);
+        client.replace(frame, &bytes).expect("replaced");
+        channel.poll_verdicts(0, |_, d| assert!(d.verdict == Verdict::Replace(&bytes)));
+    }
+    assert_conserved(channel);
+}

@@ -164,45 +164,39 @@ fn a_slot_is_not_reused_while_a_worker_reads_it() {
     });
 }
 
-#[test]
-fn a_flow_that_migrates_is_found() {
-    explore(|| {
+/// Looks for a flow while it migrates from an index, whose migrations `start` begins.
+fn find_while_it_migrates(start: impl Fn(&Index) + Copy + Send + Sync + 'static) {
+    explore(move || {
         let world = world();
-        insert(&world.family, &world.family.index.current(), 1);
+        let index = world.family.index.current();
+        insert(&world.family, &index, 1);
         let mover = {
-            let world = Arc::clone(&world);
+            let (world, index) = (Arc::clone(&world), Arc::clone(&index));
             thread::spawn(move || {
-                let index = world.family.index.current();
-                index.start_migration(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
+                start(&index);
                 while index.migrate_some(4, &world.family) == Migration::Partial {}
             })
         };
-        assert!(find(&world.family, &world.family.index.current(), 1).is_some());
+        assert!(find(&world.family, &index, 1).is_some());
         mover.join().unwrap();
-        assert!(find(&world.family, &world.family.index.current(), 1).is_some());
+        assert!(find(&world.family, &index, 1).is_some());
+        assert!(find(&world.family, index.last(), 1).is_some());
+    });
+}
+
+#[test]
+fn a_flow_that_migrates_is_found() {
+    find_while_it_migrates(|index| {
+        index.start_migration(Arc::new(Index::new(2, Secret::new(9), Pages::Base)));
     });
 }
 
 /// The next index gets a next one before the flow has migrated to it.
 #[test]
 fn a_flow_that_migrates_along_a_chain_is_found() {
-    explore(|| {
-        let world = world();
-        insert(&world.family, &world.family.index.current(), 1);
-        let mover = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || {
-                let index = world.family.index.current();
-                index.start_migration(Arc::new(Index::new(1, Secret::new(9), Pages::Base)));
-                index.last().start_migration(Arc::new(Index::new(2, Secret::new(10), Pages::Base)));
-                while index.migrate_some(4, &world.family) == Migration::Partial {}
-            })
-        };
-        let index = world.family.index.current();
-        assert!(find(&world.family, &index, 1).is_some());
-        mover.join().unwrap();
-        assert!(find(&world.family, &index, 1).is_some());
-        assert!(find(&world.family, index.last(), 1).is_some());
+    find_while_it_migrates(|index| {
+        index.start_migration(Arc::new(Index::new(1, Secret::new(9), Pages::Base)));
+        index.last().start_migration(Arc::new(Index::new(2, Secret::new(10), Pages::Base)));
     });
 }
 
