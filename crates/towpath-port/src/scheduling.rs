@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::sys;
 
+/// The kernel's shortest time slice (include/uapi/linux/sched/types.h).
+pub const SHORTEST_SLICE: Duration = Duration::from_micros(100);
+
 /// Asks for short time slices: after a wake-up, the calling thread preempts threads with longer slices (Linux 6.12, EEVDF;
 /// older kernels ignore it). Its share of the CPU does not change. Needs no privilege. Threads and processes that it starts do not
 /// inherit the slice.
@@ -13,7 +16,9 @@ use crate::sys;
 /// (sched(7)).
 ///
 /// ```
-/// towpath_port::scheduling::set_slice(std::time::Duration::from_micros(100)).unwrap();
+/// use towpath_port::scheduling::{SHORTEST_SLICE, set_slice};
+///
+/// set_slice(SHORTEST_SLICE).unwrap();
 /// ```
 ///
 /// # Errors

@@ -45,6 +45,7 @@ use towpath_gate::state::{Flow, JournalReader, Name};
 use towpath_gate::{NoOffload, PortId, Walker};
 use towpath_metrics::metrics;
 use towpath_port::offload::{FlowMap, PathStats};
+use towpath_port::scheduling;
 use towpath_wire::Time;
 
 pub use self::interfaces::Interface;
@@ -96,8 +97,6 @@ metrics! {
     }
 }
 
-/// The time slice of the thread: the kernel's shortest.
-const SLICE: Duration = Duration::from_micros(100);
 /// Interval at which the kernel's counters are read.
 const TICK: Duration = Duration::from_millis(250);
 /// Interval at which the journal is read, while there are changes, and otherwise.
@@ -277,7 +276,7 @@ impl Offloading {
         let (own, stopped) = (Arc::clone(offload), Arc::clone(&stop));
         let body = move || {
             // Before its role, which permits no change of the scheduling. A verdict does not wait for the end of another thread's slice.
-            if let Err(error) = towpath_port::scheduling::set_slice(SLICE) {
+            if let Err(error) = scheduling::set_slice(scheduling::SHORTEST_SLICE) {
                 log::debug!("verdicts may wait for their way into the kernel: no short time slices: {error}");
             }
             crate::sandbox::enter(crate::sandbox::Role::Offload);

@@ -16,7 +16,7 @@ use crate::pin;
 /// The stall above which a link may lose packets, with a margin: the canary sees a part of a stall.
 pub(super) const LONG: Duration = Duration::from_millis(60);
 /// Time slice of an engine thread, and time between two looks.
-const SLICE: Duration = Duration::from_micros(100);
+const SLICE: Duration = towpath_port::scheduling::SHORTEST_SLICE;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The threads, which look until they are asked.

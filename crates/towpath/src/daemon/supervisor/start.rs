@@ -64,10 +64,6 @@ use towpath_engine::queue::{Policy, Queue};
 use towpath_engine::router;
 use towpath_engine::router::{Directory, Resolver};
 
-/// Time slice of a thread that processes packets: it is scheduled before threads with longer slices, such as helper threads and other
-/// processes. The kernel's shortest (include/uapi/linux/sched/types.h).
-const SLICE: Duration = Duration::from_micros(100);
-
 impl Supervisor {
     /// Opens ports and sockets, drops capabilities, and starts threads and processes. `passed` are the sockets of the service manager.
     ///
@@ -646,7 +642,8 @@ fn spawn(
                 tracing::warn!("cannot pin the engine to CPU {cpu}: {error}");
             }
         }
-        if let Err(error) = scheduling::set_slice(SLICE) {
+        // It is scheduled before threads with longer slices, such as helper threads and other processes.
+        if let Err(error) = scheduling::set_slice(scheduling::SHORTEST_SLICE) {
             tracing::warn!("packets may wait for other threads: no short time slices: {error}");
         }
         sandbox::enter(Role::Packet);
