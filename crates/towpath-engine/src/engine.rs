@@ -84,8 +84,10 @@ const SPINS: usize = 500;
 /// Number of spin hints between two polls.
 const SPIN_HINTS: usize = 4;
 
-/// Maximum number of yields of the CPU to inspectors after a burst. At each yield at least one of them runs.
+/// Maximum number of yields of the CPU to inspectors after a burst. The scheduler may return at once from some of them.
 const YIELDS: usize = 8;
+/// A yield of so many nanoseconds without a verdict is the last one of a burst: a process that decides nothing had the CPU.
+const LONG_YIELD: u64 = 100_000;
 
 /// Maximum sleep in nanoseconds while several queues have packets.
 const LOOK: u64 = 1_000_000;
@@ -158,7 +160,7 @@ impl<E: PacketIo> Engine<E> {
 
     /// Sets the bounds of the reorder buffer. Packets that exceed them stay until they are decided.
     pub fn set_reorder_limits(&mut self, limits: Limits) {
-        self.reorder.shares_mut().set_limits(limits);
+        self.reorder.set_limits(limits);
     }
 
     /// Announces verdicts for flows to flow offload.
@@ -192,10 +194,12 @@ impl<E: PacketIo> Engine<E> {
         for _ in 0..YIELDS {
             let yields = self.live && self.queues.iter_mut().any(Queue::shares_cpu);
             if yields {
+                self.read_clock();
                 self.io.yield_cpu();
             }
-            // Inspectors that decide nothing when they run are slow, or blocked, or on another CPU.
-            if self.poll()? == 0 || !yields {
+            let before = self.clock.wall;
+            let decided = self.poll()?;
+            if !yields || decided == 0 && self.clock.wall.saturating_sub(before) > LONG_YIELD {
                 break;
             }
         }

@@ -14,10 +14,12 @@
 //! [`ReorderBuffer::flush`] empties. The accounts are charged with the entries that are not free, and with the sum of their `charged` bytes.
 
 mod shares;
+mod spare;
 #[cfg(test)]
 mod tests;
 
 pub use self::shares::{Account, Limits, Shares, Usage};
+use self::spare::SpareBuffers;
 
 /// The name of a packet while it is in the buffer. Names are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +99,7 @@ pub struct ReorderBuffer<M, W> {
     shares: Shares,
     waiting: usize,
     /// Free byte buffers, so that the buffer allocates only until it is warm.
-    spare: Vec<Vec<u8>>,
+    spare: SpareBuffers,
     /// Packets that were added with borrowed bytes.
     borrowed: Vec<PacketId>,
 }
@@ -156,7 +158,7 @@ impl<M, W> ReorderBuffer<M, W> {
             ready: Vec::new(),
             shares: Shares::new(limits, separate),
             waiting: 0,
-            spare: Vec::new(),
+            spare: SpareBuffers::new(limits.bytes),
             borrowed: Vec::new(),
         }
     }
@@ -169,6 +171,12 @@ impl<M, W> ReorderBuffer<M, W> {
     /// The accounts.
     pub fn shares(&self) -> &Shares {
         &self.shares
+    }
+
+    /// Sets the bounds. Packets that exceed them stay until they are decided.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.shares.set_limits(limits);
+        self.spare.set_limit(limits.bytes);
     }
 
     /// The accounts, to open and to close some.
@@ -310,9 +318,7 @@ impl<M, W> ReorderBuffer<M, W> {
             if let Some(entry) = entry_mut(entries, id)
                 && let Bytes::Borrowed(index, _) = entry.held.bytes
             {
-                let mut buffer = spare.pop().unwrap_or_default();
-                buffer.extend_from_slice(burst(index as usize));
-                entry.held.bytes = Bytes::Own(buffer);
+                entry.held.bytes = Bytes::Own(spare.copy(burst(index as usize)));
             }
         }
         self.borrowed = borrowed;
@@ -387,18 +393,16 @@ impl<M, W> ReorderBuffer<M, W> {
 
     /// Replaces the bytes of a waiting packet. No effect if it does not wait.
     pub fn replace(&mut self, id: PacketId, bytes: &[u8]) {
-        let Some(entry) = self.waiting_entry(id) else { return };
-        match &mut entry.held.bytes {
-            Bytes::Own(own) => {
-                own.clear();
-                own.extend_from_slice(bytes);
-            }
-            borrowed => *borrowed = Bytes::Own(bytes.to_vec()),
+        let Self { entries, spare, shares, .. } = self;
+        let Some(entry) = entry_mut(entries, id).filter(|entry| entry.state == State::Waiting) else {
+            return;
+        };
+        if let Bytes::Own(own) = std::mem::replace(&mut entry.held.bytes, Bytes::Own(spare.copy(bytes))) {
+            spare.keep(own);
         }
         let before = std::mem::replace(&mut entry.charged, bytes.len() as u32);
-        let account = entry.account;
-        self.shares.release(account, Usage { packets: 0, bytes: before as usize });
-        self.shares.charge(account, Usage { packets: 0, bytes: bytes.len() });
+        shares.release(entry.account, Usage { packets: 0, bytes: before as usize });
+        shares.charge(entry.account, Usage { packets: 0, bytes: bytes.len() });
     }
 
     /// Calls `out` with each passed packet that follows no waiting packet of its bucket.
@@ -490,20 +494,14 @@ impl<M, W> ReorderBuffer<M, W> {
     }
 
     fn store(&mut self, bytes: &[u8], meta: M) -> Held<M> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        buffer.extend_from_slice(bytes);
-        Held { bytes: Bytes::Own(buffer), meta }
+        Held { bytes: Bytes::Own(self.spare.copy(bytes)), meta }
     }
 
     /// Keeps the byte buffer of an entry for another one.
     fn reclaim(&mut self, at: u32) {
         let entry = &mut self.entries[at as usize];
-        let bytes = std::mem::take(&mut entry.held.bytes);
-        let Bytes::Own(mut buffer) = bytes else { return };
-        buffer.clear();
-        // The spare buffers stay within the bounds: no large ones, and no more than there are entries.
-        if buffer.capacity() <= KEEP && self.spare.len() < self.entries.len() {
-            self.spare.push(buffer);
+        if let Bytes::Own(buffer) = std::mem::take(&mut entry.held.bytes) {
+            self.spare.keep(buffer);
         }
     }
 }
@@ -512,6 +510,3 @@ impl<M, W> ReorderBuffer<M, W> {
 fn entry_mut<M, W>(entries: &mut [Entry<M, W>], id: PacketId) -> Option<&mut Entry<M, W>> {
     entries.get_mut(id.at as usize).filter(|entry| entry.generation == id.generation)
 }
-
-/// Maximum size of a spare byte buffer.
-const KEEP: usize = 2048;

@@ -123,7 +123,7 @@ impl Shares {
     }
 
     /// Sets the limits. What exceeds them stays until it leaves.
-    pub fn set_limits(&mut self, limits: Limits) {
+    pub(super) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.divide();
     }
