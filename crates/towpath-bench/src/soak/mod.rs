@@ -14,6 +14,7 @@ mod memory;
 mod traffic;
 
 use std::collections::BTreeMap;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -27,6 +28,9 @@ use traffic::{Ends, Traffic};
 
 /// Time between two lines about the progress.
 const PROGRESS: Duration = Duration::from_secs(60);
+/// An inspector that ends younger than a second has ended early: the engine starts it again after a pause that doubles. Younger ones are not
+/// killed.
+const YOUNG: Duration = Duration::from_millis(1_100);
 /// Connections to the mux.
 const CLIENTS: usize = 4;
 
@@ -93,6 +97,8 @@ struct Soak {
     upgrades: u64,
     workers_killed: u64,
     inspectors_killed: u64,
+    /// When the engine's inspectors were last complete after one was killed.
+    replaced: Instant,
     longest_pause: Duration,
     /// The first engine, those after an upgrade, and the launcher.
     series: [Series; 3],
@@ -119,6 +125,7 @@ impl Soak {
             upgrades: 0,
             workers_killed: 0,
             inspectors_killed: 0,
+            replaced: Instant::now(),
             longest_pause: Duration::ZERO,
             series: Default::default(),
             engine,
@@ -169,6 +176,7 @@ impl Soak {
 
     /// Kills one of our inspectors, which we replace, and one of the engine's, which the engine replaces.
     fn kill_inspectors(&mut self) -> Result<()> {
+        thread::sleep(YOUNG.saturating_sub(self.replaced.elapsed()));
         let at = self.rounds as usize % self.inspectors.len();
         kill(self.inspectors[at].pid().as_raw_nonzero().get())?;
         self.inspectors[at] = Inspector::start(&self.engine)?;
@@ -177,7 +185,9 @@ impl Soak {
         self.inspectors_killed += 2;
         let killed = inspectors[0];
         until("a killed inspector is replaced", || Ok(!self.engine.inspectors(2)?.contains(&killed)))?;
-        self.engine.complete()
+        self.engine.complete()?;
+        self.replaced = Instant::now();
+        Ok(())
     }
 
     fn kill_worker(&mut self) -> Result<()> {
