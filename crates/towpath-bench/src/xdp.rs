@@ -1,7 +1,6 @@
 #![allow(unsafe_code)]
-//! XDP programs that pass every packet, redirect it to a socket, or look its flow up and redirect it to an interface, and a tc program that
-//! redirects every packet to an interface. They are
-//! loaded and attached by bpf(2) without clang or object files.
+//! XDP programs that pass every packet, or redirect it to a socket; tc programs that redirect every packet to an interface; and programs of
+//! both kinds that look a packet's flow up first. They are loaded and attached by bpf(2) without clang or object files.
 //!
 //! References: bpf(2); include/uapi/linux/bpf.h, `union bpf_attr` for BPF_PROG_LOAD and BPF_LINK_CREATE.
 
@@ -107,10 +106,40 @@ const SOURCES: u32 = 1 << 18;
 const SOURCE_KEY: usize = 20;
 const BPF_F_NO_PREALLOC: u32 = 1;
 
+/// A hook, and what a program finds there: the type of the program and of the link, flags of both, the offsets of the packet's start, of its
+/// end and of the ingress interface in the context, and the results that drop a packet.
+#[derive(Debug)]
+pub(crate) struct Hook {
+    kind: (u32, u32),
+    flags: (u32, u32),
+    context: [i16; 3],
+    drop: i32,
+    /// Drops a packet of a flow. It differs from `drop` where the kernel permits it, so that the two cannot be confused.
+    drop_flow: i32,
+}
+
+impl Hook {
+    /// Generic XDP (`struct xdp_md`): XDP_DROP, XDP_ABORTED.
+    pub(crate) const XDP: Self = Self {
+        kind: (BPF_PROG_TYPE_XDP, BPF_XDP),
+        flags: (BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE),
+        context: [0, 4, 12],
+        drop: 1,
+        drop_flow: 0,
+    };
+    /// tc ingress (tcx, Linux 6.6; `struct __sk_buff`): TC_ACT_SHOT.
+    pub(crate) const TC: Self = Self {
+        kind: (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_INGRESS),
+        flags: (0, 0),
+        context: [76, 80, 40],
+        drop: 2,
+        drop_flow: 2,
+    };
+}
+
 /// Redirects the packets of the first `flows` flows of the generator ([`crate::packet::set_flow`]) from `from` to `to`, or drops them without
-/// `to`, and drops all others, by a generic XDP program, until the returned link is closed. The map and its key are those of an engine's flow
-/// offload.
-pub(crate) fn decide_flows(from: &str, to: Option<&str>, flows: u32) -> Result<OwnedFd> {
+/// `to`, and drops all others, until the returned link is closed. The map and its key are those of an engine's flow offload.
+pub(crate) fn decide_flows(hook: &Hook, from: &str, to: Option<&str>, flows: u32) -> Result<OwnedFd> {
     let create = MapCreate {
         map_type: BPF_MAP_TYPE_HASH,
         key_size: KEY as u32,
@@ -127,8 +156,8 @@ pub(crate) fn decide_flows(from: &str, to: Option<&str>, flows: u32) -> Result<O
         update(&map, &key([part(26), part(30)], ingress, part(34)), flow)?;
     }
     let to = to.map(index).transpose()?.map(u32::cast_signed);
-    let code = lookup_and_decide(map.as_raw_fd(), to);
-    attach((BPF_PROG_TYPE_XDP, BPF_XDP), from, &code, BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE)
+    let code = lookup_and_decide(hook, map.as_raw_fd(), to);
+    attach(hook.kind, from, &code, hook.flags.0, hook.flags.1)
 }
 
 /// Drops the packets from the first `sources` IPv4 addresses of 10.0.0.0/8, and passes all others, by a generic XDP program, until the
@@ -271,11 +300,12 @@ fn lookup_source_and_drop(map: i32) -> Vec<u64> {
 }
 
 /// The program of [`decide_flows`]. r6 is the context, r2 the frame.
-fn lookup_and_decide(map: i32, to: Option<i32>) -> Vec<u64> {
+fn lookup_and_decide(hook: &Hook, map: i32, to: Option<i32>) -> Vec<u64> {
+    let [start, end, ingress] = hook.context;
     let mut code = vec![
         one(MOVE, 6, 1, 0, 0),
-        one(LOAD4, 2, 1, 0, 0), // xdp_md.data
-        one(LOAD4, 3, 1, 4, 0), // xdp_md.data_end
+        one(LOAD4, 2, 1, start, 0),
+        one(LOAD4, 3, 1, end, 0),
         one(MOVE, 4, 2, 0, 0),
         one(ADD, 4, 0, 0, 42),
         0, // if r4 > r3, drop
@@ -284,7 +314,7 @@ fn lookup_and_decide(map: i32, to: Option<i32>) -> Vec<u64> {
     // The key is at r10 - 48.
     code.extend([-48, -40, -32, -24, -16].map(|at| one(STORE8, 10, 1, at, 0)));
     code.push(one(STORE4, 10, 1, -8, 0));
-    for (from, register, at) in [(26, 2, -48), (30, 2, -32), (12, 6, -16), (34, 2, -12)] {
+    for (from, register, at) in [(26, 2, -48), (30, 2, -32), (ingress, 6, -16), (34, 2, -12)] {
         code.extend([one(LOAD4, 1, register, from, 0), one(STORE4, 10, 1, at, 0)]);
     }
     code.extend([
@@ -307,9 +337,10 @@ fn lookup_and_decide(map: i32, to: Option<i32>) -> Vec<u64> {
             one(EXIT, 0, 0, 0, 0),
         ]);
     } else {
-        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, 0), one(EXIT, 0, 0, 0, 0)]); // if r0 == 0, XDP_ABORTED
+        // if r0 == 0, drop
+        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, hook.drop_flow), one(EXIT, 0, 0, 0, 0)]);
     }
-    code.extend([one(SET, 0, 0, 0, 1), one(EXIT, 0, 0, 0, 0)]); // XDP_DROP
+    code.extend([one(SET, 0, 0, 0, hook.drop), one(EXIT, 0, 0, 0, 0)]);
     let drop = code.len() as i16 - 2;
     code[5] = one(0x2d, 4, 3, drop - 6, 0);
     code

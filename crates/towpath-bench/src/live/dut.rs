@@ -51,7 +51,9 @@ pub(crate) enum Dut {
     Bridge,
     /// A tc program of one instruction redirects all packets of each interface to the other one.
     Redirect,
-    /// An XDP program redirects the packets of [`REDIRECTED`] flows of the first interface, after the lookup of flow offload.
+    /// A tc program redirects the packets of [`REDIRECTED`] flows of the first interface, after the lookup of flow offload.
+    RedirectFlows,
+    /// An XDP program does the same.
     RedirectXdp,
     /// An XDP program drops these packets, after the same lookup.
     DropXdp,
@@ -61,7 +63,7 @@ pub(crate) enum Dut {
     Drop,
 }
 
-/// Flows that [`Dut::RedirectXdp`] redirects.
+/// Flows that [`Dut::RedirectFlows`] and [`Dut::RedirectXdp`] redirect.
 pub(crate) const REDIRECTED: u32 = 1000;
 /// Sources that [`Dut::DropSourcesXdp`] and [`Driver::AfXdpDenied`] drop. The generator has the first 65,536 of them.
 pub(crate) const DENIED: u32 = 100_000;
@@ -135,6 +137,7 @@ impl Dut {
             Self::Nfqueue { .. } | Self::Conntrack => Wiring::Route,
             Self::Bridge
             | Self::Redirect
+            | Self::RedirectFlows
             | Self::RedirectXdp
             | Self::DropXdp
             | Self::DropSourcesXdp
@@ -200,8 +203,9 @@ impl Dut {
                 }
                 Ok(Work { sides: Vec::new(), files: None })
             }
-            Self::RedirectXdp => {
-                topology.dut.redirect_flows(DUT[0], DUT[1], REDIRECTED)?;
+            Self::RedirectFlows | Self::RedirectXdp => {
+                let hook = if self == Self::RedirectXdp { "xdp" } else { "tc" };
+                topology.dut.redirect_flows(hook, DUT[0], DUT[1], REDIRECTED)?;
                 Ok(Work { sides: Vec::new(), files: None })
             }
             Self::DropXdp => {

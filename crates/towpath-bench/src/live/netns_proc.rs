@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::peer::{Skipped, netns};
 use crate::raw::say;
 use crate::side::Side;
-use crate::xdp;
+use crate::xdp::{self, Hook};
 
 /// The parent's handle of a namespace process.
 pub(crate) struct NetnsProc(Side);
@@ -60,9 +60,9 @@ impl NetnsProc {
         self.ask(&format!("redirect {from} {to}")).map(drop)
     }
 
-    /// Redirects the packets of the first `flows` flows that `from` receives to `to` by XDP, until the namespace ends.
-    pub(crate) fn redirect_flows(&mut self, from: &str, to: &str, flows: u32) -> Result<()> {
-        self.ask(&format!("redirect-flows {from} {to} {flows}")).map(drop)
+    /// Redirects the packets of the first `flows` flows that `from` receives to `to` at the hook `xdp` or `tc`, until the namespace ends.
+    pub(crate) fn redirect_flows(&mut self, hook: &str, from: &str, to: &str, flows: u32) -> Result<()> {
+        self.ask(&format!("redirect-flows {hook} {from} {to} {flows}")).map(drop)
     }
 
     /// Drops the packets of the first `flows` flows that `from` receives by XDP, after a lookup, until the namespace ends.
@@ -120,11 +120,14 @@ fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
             fs::write(&path, cpus).with_context(|| format!("writing {cpus} to {path}"))?;
         }
         ["redirect", from, to] => links.push(xdp::redirect_to(from, to)?),
-        ["redirect-flows", from, to, flows] => {
-            links.push(xdp::decide_flows(from, Some(to), flows.parse().context("a number of flows")?)?);
+        ["redirect-flows", hook, from, to, flows] => {
+            let hook = if hook == "tc" { Hook::TC } else { Hook::XDP };
+            let flows = flows.parse().context("a number of flows")?;
+            links.push(xdp::decide_flows(&hook, from, Some(to), flows)?);
         }
         ["drop-flows", from, flows] => {
-            links.push(xdp::decide_flows(from, None, flows.parse().context("a number of flows")?)?);
+            let flows = flows.parse().context("a number of flows")?;
+            links.push(xdp::decide_flows(&Hook::XDP, from, None, flows)?);
         }
         ["drop-sources", from, sources] => {
             links.push(xdp::drop_sources(from, sources.parse().context("a number of sources")?)?);

@@ -276,9 +276,14 @@ fn cases() -> Vec<LiveRow> {
     }
     for (driver, name) in [(Driver::AfPacket, "AF_PACKET"), (Driver::AfXdp, "AF_XDP")] {
         for len in [64, 512, 1500, 4500, 9000, 65_000] {
-            let target = if len == 64 { 1.6 } else { 1.3 };
-            let name = format!("{name}, an inspector, {len} B, over NFQUEUE");
-            cases.push(inspected(&name, driver, (len, 64), 1, target));
+            let target = if len <= 1500 { 1.6 } else { 1.3 };
+            let row = format!("{name}, an inspector, {len} B, over NFQUEUE");
+            cases.push(inspected(&row, driver, (len, 64), 1, target));
+            if len <= 9000 {
+                let row = format!("{name}, an inspector, {len} B, over a bare bridge");
+                let over_nfqueue = inspected(&row, driver, (len, 64), 1, 0.9);
+                cases.push(Case { peer: baseline(driver), ..over_nfqueue });
+            }
         }
         let name = |rest| format!("{name}, {rest}");
         cases.push(inspected(

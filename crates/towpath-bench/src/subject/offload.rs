@@ -154,7 +154,12 @@ fn cases() -> Vec<OffloadRow> {
     let many = towpath(Driver::AfPacketManyFlows);
     let cpu = |name, ours, peer, target| CpuCase { name, ours, peer, target };
     let cpu_cases = [
-        cpu("offload, 64 B, CPU, over a bare tc redirect", (flows, 1000), (Dut::Redirect, 1000), 1.1),
+        cpu(
+            "offload, 64 B, CPU, over a bare tc redirect",
+            (flows, REDIRECTED),
+            (Dut::RedirectFlows, REDIRECTED),
+            1.1,
+        ),
         cpu(
             "offload, 64 B, CPU, over the engine's AF_XDP",
             (flows, 1000),
