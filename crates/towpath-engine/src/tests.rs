@@ -5,6 +5,7 @@ mod chained;
 mod injected;
 mod isolation;
 mod replaced;
+mod yields;
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -33,6 +34,8 @@ struct Inside {
     /// The last byte of each published frame.
     labels: Vec<u8>,
     may_inject: bool,
+    /// The inspector ran on the engine's CPU.
+    shares_cpu: bool,
     /// Packets that were not polled.
     injected: Vec<(towpath_ring::Header, Vec<u8>)>,
 }
@@ -78,6 +81,9 @@ impl Channel for Inspector {
     }
     fn may_inject(&self) -> bool {
         self.0.borrow().may_inject
+    }
+    fn shares_cpu(&self) -> bool {
+        self.0.borrow().shares_cpu
     }
     fn poll_injected(&mut self, each: &mut dyn FnMut(&towpath_ring::Header, &[u8])) {
         let packets = std::mem::take(&mut self.0.borrow_mut().injected);
