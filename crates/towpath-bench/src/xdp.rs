@@ -107,15 +107,15 @@ const SOURCE_KEY: usize = 20;
 const BPF_F_NO_PREALLOC: u32 = 1;
 
 /// A hook, and what a program finds there: the type of the program and of the link, flags of both, the offsets of the packet's start, of its
-/// end and of the ingress interface in the context, and the results that drop a packet.
+/// end and of the ingress interface in the context, and the result that drops a packet.
 #[derive(Debug)]
 pub(crate) struct Hook {
     kind: (u32, u32),
     flags: (u32, u32),
     context: [i16; 3],
     drop: i32,
-    /// Drops a packet of a flow. It differs from `drop` where the kernel permits it, so that the two cannot be confused.
-    drop_flow: i32,
+    /// Drops a packet of an unknown flow by a program that drops flows. On XDP it differs from `drop`: the kernel counts the two apart.
+    drop_unknown: i32,
 }
 
 impl Hook {
@@ -125,7 +125,7 @@ impl Hook {
         flags: (BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE),
         context: [0, 4, 12],
         drop: 1,
-        drop_flow: 0,
+        drop_unknown: 0,
     };
     /// tc ingress (tcx, Linux 6.6; `struct __sk_buff`): TC_ACT_SHOT.
     pub(crate) const TC: Self = Self {
@@ -133,7 +133,7 @@ impl Hook {
         flags: (0, 0),
         context: [76, 80, 40],
         drop: 2,
-        drop_flow: 2,
+        drop_unknown: 2,
     };
 }
 
@@ -337,8 +337,8 @@ fn lookup_and_decide(hook: &Hook, map: i32, to: Option<i32>) -> Vec<u64> {
             one(EXIT, 0, 0, 0, 0),
         ]);
     } else {
-        // if r0 == 0, drop
-        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, hook.drop_flow), one(EXIT, 0, 0, 0, 0)]);
+        // if r0 == 0, drop as unknown
+        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, hook.drop_unknown), one(EXIT, 0, 0, 0, 0)]);
     }
     code.extend([one(SET, 0, 0, 0, hook.drop), one(EXIT, 0, 0, 0, 0)]);
     let drop = code.len() as i16 - 2;
