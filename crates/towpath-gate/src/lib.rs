@@ -59,13 +59,13 @@ mod settings;
 pub mod state;
 
 pub use eval::{
-    ActionOutcome, BURST, CALL_DEPTH, Copied, DEFAULT_DYNAMIC_RULE, DeniedSources, DeniedTable, Diff,
-    Difference, DifferenceKind, Dir, DropReason, Edits, ExplainedRule, Explanation, FirstPacket, FixedWalk,
-    FlowDecision, FlowDecisions, Frame, Gate, GateCounters, GateSettings, Gateway, LogEntry, MAX_TAGS,
-    Merged, NamedRule, NoOffload, NoReply, NotMerged, Obstacle, PacketLog, PacketSpec, PacketSpecError,
-    PortId, Ports, REPLIES_PER_SECOND, RecheckStep, Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo,
-    RuleOutcome, RuleRefs, RulesByContent, SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, StateHit,
-    StatePolicy, Step, Suppressed, SuppressedBy, Unseen, VerdictHit, Walk, Walker, check_snapshot,
-    differences, echo_reply, flow_frame, is_echo_request,
+    ActionOutcome, AddressTest, BURST, CALL_DEPTH, Copied, DEFAULT_DYNAMIC_RULE, DeniedAddresses,
+    DenyingAddresses, DenyingRule, Diff, Difference, DifferenceKind, Dir, DropReason, Edits, ExplainedRule,
+    Explanation, FirstPacket, FixedWalk, FlowDecision, FlowDecisions, Frame, Gate, GateCounters,
+    GateSettings, Gateway, LogEntry, MAX_TAGS, Merged, NamedRule, NoOffload, NoReply, NotMerged, Obstacle,
+    PacketClass, PacketLog, PacketSpec, PacketSpecError, PortId, Ports, REPLIES_PER_SECOND, RecheckStep,
+    Reject, ReplyLimiter, Restored, Route, Routes, RuleInfo, RuleOutcome, RuleRefs, RulesByContent,
+    SNAPSHOT_VERSION, SnapshotError, SnapshotWriter, StateHit, StatePolicy, Step, Suppressed, SuppressedBy,
+    Unseen, VerdictHit, Walk, Walker, check_snapshot, differences, echo_reply, flow_frame, is_echo_request,
 };
 pub use settings::{Setting, SettingError, Values};

@@ -78,9 +78,9 @@ struct slot {
 /* Packets are dropped. */
 #define DROP 8
 
-/* A source address, and a prefix of addresses: `len` counts the bits of the family, too. */
+/* An address, and a prefix of addresses: `len` counts the bits of the family, too. */
 struct address {
-	__u32 family; /* 4 or 6 */
+	__u32 family; /* 4 or 6; of a destination, with DESTINATION */
 	__u32 bits[4]; /* IPv4: the first word; the others are 0 */
 };
 
@@ -94,17 +94,19 @@ struct port {
 	__u32 vlan; /* as in struct key */
 };
 
-/* Rules that deny sources by a table, at one port. */
+#define DESTINATION 0x100
+
+/* Rules that deny packets of a class by an address, at one port. */
 struct denying {
 	__u64 epoch; /* 0: none */
 	struct port port;
-	__u32 rules; /* by bit, in order: the first one denies */
-	__u32 flags; /* ROUTE, ANY_VLAN */
+	__u32 sources; /* rules by their source, by bit, in order: the first one denies */
+	__u32 destinations; /* and by their destination */
+	__u16 flags; /* ROUTE, ANY_VLAN */
 	__u8 own[6]; /* of ROUTE: the Ethernet address of the interface */
-	__u8 unused[2];
 };
 
-/* The packets of one rule at one port. */
+/* The packets of one rule, of a class, at one port. */
 struct denied {
 	__u64 packets;
 	__u64 bytes;
@@ -112,6 +114,8 @@ struct denied {
 
 #define DENYING_PORTS 64
 #define DENYING_RULES 32
+/* The classes of packets: IPv4 TCP, IPv4 UDP, IPv6 TCP, IPv6 UDP. */
+#define DENYING_CLASSES 4
 
 /* The age at which a heartbeat is old. The engine writes it at least every 4 ms. */
 #define SILENCE 100000000ULL
@@ -138,7 +142,7 @@ struct {
 
 /*
  * The current epoch: entries of another one have ended. Then the engine's heartbeat, a time of CLOCK_MONOTONIC. Then the number of ports
- * with rules that deny by a table.
+ * with rules that deny by an address.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -155,7 +159,7 @@ struct {
 	__type(value, __u64);
 } stats SEC(".maps");
 
-/* Of addresses and prefixes: in which tables they are, by the bits of the rules. The engine sets the number of entries. */
+/* Of addresses and prefixes: which rules deny them, by bit. The engine sets the number of entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -172,7 +176,7 @@ struct {
 	__type(value, __u32);
 } nets SEC(".maps");
 
-/* The index of a port in `denying`. */
+/* The index of a port: `denying` has its classes at DENYING_CLASSES times the index. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, DENYING_PORTS);
@@ -182,16 +186,16 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, DENYING_PORTS);
+	__uint(max_entries, DENYING_PORTS * DENYING_CLASSES);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct denying);
 } denying SEC(".maps");
 
-/* By port and rule. */
+/* By port, class and rule. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, DENYING_PORTS * DENYING_RULES);
+	__uint(max_entries, DENYING_PORTS * DENYING_CLASSES * DENYING_RULES);
 	__type(key, __u32);
 	__type(value, struct denied);
 } denied SEC(".maps");
@@ -361,9 +365,19 @@ static __always_inline int parse(CONTEXT *context, __u16 protocol, __u32 at, __u
 	return is_plain;
 }
 
+/* The rules that deny an address, by bit. */
+static __always_inline __u32 rules_of(struct prefix *prefix, const __u32 *bits)
+{
+	__builtin_memcpy(prefix->address.bits, bits, 16);
+	__u32 *found = bpf_map_lookup_elem(&hosts, &prefix->address);
+	if (!found)
+		found = bpf_map_lookup_elem(&nets, prefix);
+	return found ? *found : 0;
+}
+
 /*
- * Returns true if a rule of the ingress port denies the source of a packet by a table; `at` is then the index of its counters. No packet that
- * `parse` accepts matches another rule before.
+ * Returns true if a rule of the ingress port denies the source or the destination of a packet; `at` is then the index of its counters. No packet
+ * that `parse` accepts, of the same class, matches another rule before.
  *
  * The engine changes the maps only after it has changed the epoch. The epoch of the port is read before them and the current one after
  * them: if both are equal, all that was read between belongs to this epoch.
@@ -385,7 +399,7 @@ static __always_inline int is_denied(CONTEXT *context, struct packet *packet, __
 	}
 	if (!index)
 		return 0;
-	__u32 number = *index;
+	__u32 number = *index * DENYING_CLASSES + (packet->key.family == 6) * 2 + (packet->key.proto == PROTO_UDP);
 	struct denying *deny = bpf_map_lookup_elem(&denying, &number);
 	if (!deny)
 		return 0;
@@ -395,12 +409,12 @@ static __always_inline int is_denied(CONTEXT *context, struct packet *packet, __
 		return 0;
 	if (tagged && !(deny->flags & ANY_VLAN))
 		return 0;
-	__builtin_memcpy(prefix.address.bits, packet->key.src, 16);
-	__u32 *found = bpf_map_lookup_elem(&hosts, &prefix.address);
-	if (!found)
-		found = bpf_map_lookup_elem(&nets, &prefix);
-	if (found)
-		rules = *found & deny->rules;
+	if (deny->sources)
+		rules = rules_of(&prefix, packet->key.src) & deny->sources;
+	if (deny->destinations) {
+		prefix.address.family |= DESTINATION;
+		rules |= rules_of(&prefix, packet->key.dst) & deny->destinations;
+	}
 	if (!rules)
 		return 0;
 	read_barrier();

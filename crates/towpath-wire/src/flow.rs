@@ -11,7 +11,25 @@ pub enum Ends {
     V6(Ipv6Addr, Ipv6Addr, u32),
 }
 
+/// An end of a packet's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum End {
+    /// Where it comes from.
+    Source,
+    /// Where it goes to.
+    Destination,
+}
+
 impl Ends {
+    /// The address of an end.
+    pub fn address(self, end: End) -> IpAddr {
+        let (source, destination) = self.addresses();
+        match end {
+            End::Source => source,
+            End::Destination => destination,
+        }
+    }
+
     /// Source and destination.
     #[inline]
     pub fn addresses(self) -> (IpAddr, IpAddr) {

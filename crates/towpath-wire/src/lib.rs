@@ -70,7 +70,7 @@ pub use malformed::Malformed;
 pub use plain::plain;
 pub use view::{Macs, OptionField, Options};
 
-pub use flow::{Ends, Flow, Segment};
+pub use flow::{End, Ends, Flow, Segment};
 pub use link_type::LinkType;
 pub use offload::{Checksum, Gso, GsoKind, Offload, Segmentation, VIRTIO_NET_HDR_LEN};
 pub use packet::{Addresses, Fragment, Packet};

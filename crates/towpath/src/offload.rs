@@ -18,7 +18,7 @@
 //! before it answers: a packet that the kernel forwards creates no state, and the reply to it would be refused. A slot is used again only after
 //! `QUARANTINE`, so that a program that has read the entry before still finds its own slot.
 //!
-//! Sources: with `deny`, the kernel also drops the packets that a rule denies by a table of their sources (`denied`).
+//! Addresses: with `deny`, the kernel also drops the packets whose source or destination a rule denies (`denied`).
 //!
 //! Bounds: the slots of the map, `PENDING` states that have too few packets, `VERDICTS` flows with verdicts. Without room, flows keep their path through the engine.
 
@@ -31,7 +31,6 @@ mod table;
 mod verdicts;
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -42,12 +41,13 @@ use towpath_engine::offload::{FlowPath, NoPath};
 use towpath_engine::router::Directory;
 use towpath_engine::verdict_feed::VerdictFeed;
 use towpath_gate::state::{Flow, JournalReader, Name};
-use towpath_gate::{NoOffload, PortId, Walker};
+use towpath_gate::{PortId, Walker};
 use towpath_metrics::metrics;
 use towpath_port::offload::{FlowMap, PathStats};
 use towpath_port::scheduling;
 use towpath_wire::Time;
 
+pub use self::denied::ByAddress;
 pub use self::interfaces::Interface;
 use self::interfaces::Interfaces;
 use self::table::Table;
@@ -58,7 +58,7 @@ metrics! {
     pub struct OffloadStats in "offload" {
         /// Entries now.
         pub entries: gauge events,
-        /// Addresses and networks whose packets the kernel drops, because a rule denies them by a table.
+        /// Addresses and networks whose packets the kernel drops, because a rule denies them.
         pub denied: gauge events,
         /// Entries that there is room for.
         pub capacity: gauge events,
@@ -227,9 +227,9 @@ impl Offload {
         self.table().path(flow, arrival, now)
     }
 
-    /// Whether the kernel drops the packets from a source that arrive on a port, which the rule `denies` denies; otherwise why not. `None`: the
-    /// rule does not deny by a table, or there is no room for it.
-    pub fn denied(&self, packets: (IpAddr, PortId), denies: u32) -> Option<Result<(), NoOffload>> {
+    /// By which address the kernel drops the packets of a flow that arrive on a port, which the rule `denies` denies; otherwise why it does not.
+    /// `None`: the rule does not deny an address, or there is no room for it.
+    pub fn denied(&self, packets: (&Flow, PortId), denies: u32) -> Option<ByAddress> {
         self.table().denied(packets, denies)
     }
 

@@ -174,7 +174,7 @@ metrics! {
         pub forwarded_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub forwarded_bytes: counter bytes,
-        /// Frames that the kernel dropped: of blocked flows, and from sources that a rule denies by a table.
+        /// Frames that the kernel dropped: of blocked flows, and of addresses that a rule denies.
         pub dropped_packets: counter packets,
         /// Bytes of the IP packets in these frames.
         pub dropped_bytes: counter bytes,
@@ -258,7 +258,7 @@ impl FlowMap {
         &self.deny
     }
 
-    /// So many ports have rules that deny by a table. Without any, the programs do not look sources up.
+    /// So many ports have rules that deny an address. Without any, the programs do not look addresses up.
     pub fn set_denying_ports(&self, ports: usize) {
         self.epoch.words(16, 1)[0].store(ports as u64, Ordering::Relaxed);
     }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
+use towpath_wire::End;
+
 use super::deny::{Denying, Net};
 use super::*;
 use crate::netns::{Host, ip, until, veth, within};
@@ -156,20 +158,23 @@ fn frames_of_an_entry_are_redirected_and_not_received() {
     });
 }
 
-/// Sources in the map are dropped at a port whose entry has the current epoch, by the first of its rules that has them, and counted.
+/// Addresses in the map are dropped at a port whose entry has the current epoch, by the first of the rules of their class, and counted.
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
-fn frames_of_denied_sources_are_dropped_and_counted() {
+fn frames_of_denied_addresses_are_dropped_and_counted() {
     within(|| {
         let World { map, mut wan, links: [from, _], left, .. } = world(ENTRIES + 2);
         let sender = left.run(|| std::net::UdpSocket::bind("10.0.0.1:7").unwrap());
         let send = || assert_eq!(sender.send_to(b"12345678", "10.0.0.2:7").unwrap(), 8);
-        let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
+        let net = |address: &str, len| Net::new(End::Source, address.parse().unwrap(), len);
+        let to = |address: &str, len| Net::new(End::Destination, address.parse().unwrap(), len);
         let deny = map.deny();
+        // Packets of IPv4 and UDP.
+        let counts = |rule| deny.counts(5, 1, rule).unwrap();
         let entries =
             [(net("10.0.0.0", 8), 0b100), (net("10.0.0.1", 32), 0b110), (net("10.0.0.9", 32), 0b001)];
         deny.write(&entries).unwrap();
-        let port = Denying { ifindex: from.ifindex, any_vlan: true, rules: 0b111, ..Denying::default() };
+        let port = Denying { ifindex: from.ifindex, any_vlan: true, rules: [0b111; 4], ..Denying::default() };
         deny.add_port(5, port).unwrap();
         map.set_denying_ports(1);
         // The entry has no epoch yet.
@@ -177,12 +182,12 @@ fn frames_of_denied_sources_are_dropped_and_counted() {
         until(|| received(&mut wan, 7) == 1);
         deny.renew(5, 7);
         (0..20).for_each(|_| send());
-        until(|| deny.counts(5, 1).unwrap() == [20, 20 * 36]);
+        until(|| counts(1) == [20, 20 * 36]);
         // The network alone, for another rule.
         deny.remove(&[net("10.0.0.1", 32), net("10.0.0.77", 32)]).unwrap();
         (0..10).for_each(|_| send());
-        until(|| deny.counts(5, 2).unwrap() == [10, 10 * 36]);
-        assert_eq!((deny.counts(5, 0).unwrap(), deny.counts(5, 1).unwrap()), ([0; 2], [20, 20 * 36]));
+        until(|| counts(2) == [10, 10 * 36]);
+        assert_eq!((counts(0), counts(1)), ([0; 2], [20, 20 * 36]));
         let stats = map.stats().unwrap();
         assert_eq!((stats.dropped_packets, stats.dropped_bytes, received(&mut wan, 7)), (30, 30 * 36, 0));
         // Another epoch, rules of other tables, another port, no entry.
@@ -190,16 +195,34 @@ fn frames_of_denied_sources_are_dropped_and_counted() {
         send();
         until(|| received(&mut wan, 7) == 1);
         deny.renew(5, 8);
-        deny.add_port(5, Denying { rules: 0b011, ..port }).unwrap();
-        deny.renew(5, 8);
-        send();
-        until(|| received(&mut wan, 7) == 1);
+        // The rules of other classes do not count.
+        for rules in [[0b011; 4], [0b111, 0b011, 0b111, 0b111]] {
+            deny.add_port(5, Denying { rules, ..port }).unwrap();
+            deny.renew(5, 8);
+            send();
+            until(|| received(&mut wan, 7) == 1);
+        }
         deny.add_port(6, Denying { ifindex: from.ifindex + 1000, ..port }).unwrap();
         deny.renew(6, 8);
         deny.remove_port(5, port).unwrap();
         send();
         until(|| received(&mut wan, 7) == 1);
         assert_eq!(map.stats().unwrap().dropped_packets, 30);
+        // Rules 1 and 3 deny destinations, rule 2 a source. The first one counts.
+        let port = Denying { rules: [0, 0b1111, 0, 0], destinations: 0b1010, ..port };
+        deny.add_port(5, port).unwrap();
+        deny.renew(5, 8);
+        deny.write(&[(to("10.0.0.0", 30), 0b1000), (to("10.0.0.1", 32), 0b0010)]).unwrap();
+        (0..5).for_each(|_| send());
+        until(|| counts(2) == [15, 15 * 36]);
+        deny.write(&[(to("10.0.0.2", 32), 0b1010)]).unwrap();
+        (0..5).for_each(|_| send());
+        until(|| counts(1) == [25, 25 * 36]);
+        deny.remove(&[net("10.0.0.0", 8), to("10.0.0.2", 32)]).unwrap();
+        (0..5).for_each(|_| send());
+        until(|| counts(3) == [5, 5 * 36]);
+        assert_eq!((counts(0), counts(1), counts(2)), ([0; 2], [25, 25 * 36], [15, 15 * 36]));
+        assert_eq!((map.stats().unwrap().dropped_packets, received(&mut wan, 7)), (45, 0));
     });
 }
 

@@ -230,7 +230,7 @@ pub const KEYS: &[Key] = &[
 
     new("offload", "after", Number(1, 1_000_000), "`2`", "packets of a state after which the kernel forwards those of its flow ([offload](offload.md))"),
     new("offload", "rules", Word(&["marked", "all"]), "`\"marked\"`", "states to offload: of rules with `offload`, or of all rules"),
-    new("offload", "deny", Flag, "`false`", "the kernel drops the packets of flows that inspectors block, and of sources that rules deny by a table ([offload](offload.md#blocked-flows))"),
+    new("offload", "deny", Flag, "`false`", "the kernel drops the packets of flows that inspectors block, and of addresses that rules deny ([offload](offload.md#blocked-flows))"),
     new("offload", "fail", Word(&["open", "closed"]), "`\"open\"`", "when the engine dies: offloaded flows go on until their lifetime ends, or end"),
     new("offload", "entries", Number(2, 4_194_304), "`65536`", "room for entries; a flow has two, one for each direction"),
 

@@ -13,7 +13,7 @@ pub struct Offload {
     pub after: u64,
     /// The states of all rules; otherwise those of rules with `offload`.
     pub all: bool,
-    /// The kernel drops the packets of flows that inspectors block, and of sources that rules deny by a table.
+    /// The kernel drops the packets of flows that inspectors block, and of addresses that rules deny.
     pub deny: bool,
     /// Entries of the map.
     pub entries: u32,

@@ -1,8 +1,8 @@
-//! Sources that the kernel drops, because a rule denies them by a table.
+//! Packets that the kernel drops, because a rule denies their source or destination.
 //!
-//! What: after each change of rules, tables, ports or interfaces, the rules of each port that deny by a table before another rule can decide
-//! ([`Walker::denied_sources`]) get a bit each, and the kernel's maps get the contents of their tables. Meanwhile, the entries of the ports
-//! belong to an earlier epoch, and the packets take the path through the engine. So a change is effective at once.
+//! What: after each change of rules, tables, ports or interfaces, the rules of each port that deny an address before another rule can decide
+//! ([`Walker::denied_addresses`]) get a bit each, and the kernel's maps get the addresses of the rules and of their tables. Meanwhile, the
+//! entries of the ports belong to an earlier epoch, and the packets take the path through the engine. So a change is effective at once.
 //!
 //! Cost: a change of a table costs in proportion to what changes, in steps of bounded cost ([`Contents`]). The lock of offload is held for
 //! [`STEPS`] of them at a time.
@@ -12,31 +12,38 @@
 
 mod contents;
 
-use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use towpath_engine::{ForwardMode, Topology};
-use towpath_gate::rules::table::Table;
-use towpath_gate::state::RuleId;
-use towpath_gate::{DeniedTable, NoOffload, PortId, Unseen, Walker};
+use towpath_gate::rules::table::{Key, Table, Value};
+use towpath_gate::state::{Flow, RuleId};
+use towpath_gate::{
+    AddressTest, DenyingAddresses, DenyingRule, NoOffload, PacketClass, PortId, Unseen, Walker,
+};
 use towpath_port::offload::FlowMap;
-use towpath_port::offload::deny::{DENIED_MAX, DENYING_PORTS, DENYING_RULES, Denying};
-use towpath_wire::Time;
+use towpath_port::offload::deny::{DENIED_MAX, DENYING_CLASSES, DENYING_PORTS, DENYING_RULES, Denying};
+use towpath_wire::{End, Time};
 
 pub(super) use self::contents::Retired;
-use self::contents::{Changes, Contents};
+use self::contents::{Changes, Contents, Listed};
 use super::interfaces::Interfaces;
 use super::{QUARANTINE, with_version};
 
 /// Entries that one step compares, writes or removes.
 const STEPS: usize = 4096;
 
-/// The rules of a port, by their bits: those for which a packet counts. Empty for the rules of other ports.
-type Counted = Vec<Box<[RuleId]>>;
+/// The rules of each class of packets at a port, by their bits: those for which a packet counts. Empty for other rules.
+type Counted = [Vec<Box<[RuleId]>>; DENYING_CLASSES];
 
-/// A port whose packets the kernel drops by tables.
+/// Packets and bytes, by class and bit.
+type Seen = [[[u64; 2]; DENYING_RULES]; DENYING_CLASSES];
+
+/// By which address the kernel drops the packets of a flow, or why it does not.
+pub type ByAddress = Result<AddressTest, (NoOffload, AddressTest)>;
+
+/// A port whose packets the kernel drops by their addresses.
 #[derive(Debug)]
 struct Port {
     arrival: PortId,
@@ -44,9 +51,23 @@ struct Port {
     index: u32,
     denying: Denying,
     counted: Counted,
-    /// The counters that were added to the rules, by bit.
-    seen: Vec<[u64; 2]>,
+    /// The counters that were added to the rules.
+    seen: Seen,
 }
+
+/// A rule that denies packets of a class at a port.
+#[derive(Debug)]
+struct Rule {
+    place: Place,
+    listed: Listed,
+    counts: Box<[RuleId]>,
+}
+
+/// The order of the rules: the position, and what distinguishes the addresses of a rule at different ports and of different classes.
+type Place = (usize, End, usize);
+
+/// The tables of networks in rules. A rule keeps its table while its networks are the same, so that a change of another rule is small.
+type OfRules = HashMap<Box<[Key]>, Arc<Table>>;
 
 /// What the kernel's maps are to have.
 #[derive(Debug)]
@@ -54,7 +75,7 @@ struct Wanted {
     epoch: u64,
     ports: Vec<(PortId, Denying, Counted)>,
     /// By bit.
-    tables: Vec<Arc<Table>>,
+    tables: Vec<Listed>,
 }
 
 /// See the module documentation.
@@ -62,6 +83,7 @@ struct Wanted {
 pub(super) struct Denied {
     map: Arc<FlowMap>,
     contents: Contents,
+    of_rules: OfRules,
     ports: Vec<Port>,
     free: Vec<u32>,
     /// Ports that have ended, whose entries are not used again yet.
@@ -74,6 +96,7 @@ impl Denied {
         Self {
             map,
             contents: Contents::default(),
+            of_rules: OfRules::default(),
             ports: Vec::new(),
             free: (0..DENYING_PORTS).rev().collect(),
             quarantine: VecDeque::new(),
@@ -97,35 +120,44 @@ impl Denied {
         let version = walker.version();
         // The gate does so after walkers see the version, and may have done so with a later one. The maps must not change before.
         self.map.set_epoch(|epoch| epoch.max(with_version(epoch, version)));
-        let all: Vec<_> = walker
-            .ports()
-            .ids()
-            .filter_map(|arrival| {
-                let denying = denying(topology, interfaces, arrival)?;
-                let rules = walker.denied_sources(arrival).rules;
-                (!rules.is_empty()).then_some((arrival, denying, rules))
-            })
-            .collect();
+        let before = std::mem::take(&mut self.of_rules);
+        let arrivals: Vec<_> = walker.ports().ids().collect();
+        let mut all = Vec::new();
+        for arrival in arrivals {
+            let Some(denying) = denying(topology, interfaces, arrival) else { continue };
+            let classes = PacketClass::ALL.map(|class| {
+                let found = walker.denied_addresses(arrival, class, DENYING_RULES).rules;
+                found.into_iter().map(|rule| listed(rule, &before, &mut self.of_rules)).collect::<Vec<_>>()
+            });
+            if classes.iter().any(|rules| !rules.is_empty()) {
+                all.push((arrival, denying, classes));
+            }
+        }
         let tables = self.wanted.take().map(|wanted| wanted.tables);
         self.contents.retire(tables.unwrap_or_default());
         if walker.version() != version {
             // The rules of the ports are those of different versions. The next step has one.
             return;
         }
-        let rules = fitting(all.iter().flat_map(|(_, _, rules)| rules));
-        let ports = all.into_iter().filter_map(|(arrival, denying, own)| {
-            let mut counted: Counted = vec![Box::default(); rules.len()];
-            let mut bits = 0;
-            for rule in own {
-                if let Some(bit) = rules.iter().position(|it| it.position == rule.position) {
-                    counted[bit] = rule.counts;
-                    bits |= 1 << bit;
+        let rules = fitting(all.iter().flat_map(|(_, _, classes)| classes.iter().flatten()));
+        let destinations = rules.iter().enumerate().filter(|(_, (_, (end, _)))| *end == End::Destination);
+        let destinations = destinations.map(|(bit, _)| 1 << bit).sum();
+        let ports = all.into_iter().filter_map(|(arrival, denying, classes)| {
+            let mut denying = Denying { destinations, ..denying };
+            let mut counted = Counted::default();
+            for (class, of_class) in classes.into_iter().enumerate() {
+                counted[class] = vec![Box::default(); rules.len()];
+                for rule in of_class {
+                    if let Ok(bit) = rules.binary_search_by_key(&rule.place, |(place, _)| *place) {
+                        counted[class][bit] = rule.counts;
+                        denying.rules[class] |= 1 << bit;
+                    }
                 }
             }
-            (bits != 0).then_some((arrival, Denying { rules: bits, ..denying }, counted))
+            (denying.rules != [0; DENYING_CLASSES]).then_some((arrival, denying, counted))
         });
         let ports = ports.collect();
-        let tables = rules.into_iter().map(|rule| rule.table).collect();
+        let tables = rules.into_iter().map(|(_, listed)| listed).collect();
         self.wanted = Some(Wanted { epoch, ports, tables });
     }
 
@@ -178,9 +210,8 @@ impl Denied {
             }
             let Some(index) = self.free.pop() else { continue };
             let (arrival, denying, counted) = other;
-            let counts = (0..counted.len()).map(|bit| self.map.deny().counts(index, bit));
-            let seen = counts.collect::<Result<Vec<_>, _>>();
-            let added = seen.and_then(|seen| self.map.deny().add_port(index, denying).map(|()| seen));
+            let added = self.seen(index, denying.rules);
+            let added = added.and_then(|seen| self.map.deny().add_port(index, denying).map(|()| seen));
             match added {
                 Ok(seen) => self.ports.push(Port { arrival, index, denying, counted, seen }),
                 Err(error) => {
@@ -193,6 +224,17 @@ impl Denied {
         self.ports.iter().for_each(|port| self.map.deny().renew(port.index, wanted.epoch));
     }
 
+    /// The counters of the rules of an entry, which continue.
+    fn seen(&self, index: u32, rules: [u32; DENYING_CLASSES]) -> std::io::Result<Seen> {
+        let mut seen = Seen::default();
+        for (class, rules) in rules.into_iter().enumerate() {
+            for bit in (0..DENYING_RULES).filter(|bit| rules >> bit & 1 == 1) {
+                seen[class][bit] = self.map.deny().counts(index, class, bit)?;
+            }
+        }
+        Ok(seen)
+    }
+
     fn end(&mut self, port: Port, now: Instant) {
         if let Err(error) = self.map.deny().remove_port(port.index, port.denying) {
             log::warn!("offload: a port cannot be removed: {error}");
@@ -200,7 +242,7 @@ impl Denied {
         self.quarantine.push_back((now, port));
     }
 
-    /// The kernel drops no packets by tables any more.
+    /// The kernel drops no packets by their addresses any more.
     pub(super) fn clear(&mut self, walker: &mut Walker, now: Instant, at: Time) {
         std::mem::take(&mut self.ports).into_iter().for_each(|port| self.end(port, now));
         self.map.set_denying_ports(0);
@@ -212,12 +254,18 @@ impl Denied {
     pub(super) fn drain(&mut self, walker: &mut Walker, at: Time) {
         let ended = self.quarantine.iter_mut().map(|(_, port)| port);
         for port in self.ports.iter_mut().chain(ended) {
-            for (bit, (rules, seen)) in port.counted.iter().zip(&mut port.seen).enumerate() {
-                let Ok(counts) = self.map.deny().counts(port.index, bit) else { continue };
-                let before = std::mem::replace(seen, counts);
-                let [packets, bytes] = [0, 1].map(|at| counts[at] - before[at]);
-                if packets > 0 {
-                    walker.count_unseen(rules, &[], Unseen { packets, bytes, ack: 0 }, at);
+            for class in 0..DENYING_CLASSES {
+                let (counted, seen) = (&port.counted[class], &mut port.seen[class]);
+                for (bit, (rules, seen)) in counted.iter().zip(seen).enumerate() {
+                    if port.denying.rules[class] >> bit & 1 == 0 {
+                        continue;
+                    }
+                    let Ok(counts) = self.map.deny().counts(port.index, class, bit) else { continue };
+                    let before = std::mem::replace(seen, counts);
+                    let [packets, bytes] = [0, 1].map(|at| counts[at] - before[at]);
+                    if packets > 0 {
+                        walker.count_unseen(rules, &[], Unseen { packets, bytes, ack: 0 }, at);
+                    }
                 }
             }
         }
@@ -231,23 +279,25 @@ impl Denied {
         }
     }
 
-    /// Whether the kernel drops packets from a source that the rule `denies` denies, or why not. `None`: it does not deny by a table, or there is no
-    /// room for it.
+    /// The rule that the kernel drops the packets of a flow by, which the rule `denies` denies, or why it does not. `None`: it does not deny an
+    /// address, or there is no room for it.
     pub(super) fn explain(
         &self,
         walker: &mut Walker,
-        (source, arrival): (IpAddr, PortId),
+        (flow, arrival): (&Flow, PortId),
         denies: u32,
-    ) -> Option<Result<(), NoOffload>> {
-        if !walker.denies_by_source_table(denies) {
-            return None;
-        }
+    ) -> Option<ByAddress> {
+        let test = walker.denies_by_address(denies)?;
+        let class = PacketClass::position_of(flow)?;
         let known = self.ports.iter().find(|port| port.arrival == arrival);
-        let found = walker.denied_sources(arrival);
-        match (found.rules.iter().find(|rule| rule.table.lookup_ip(source).is_some()), known) {
-            (Some(rule), Some(port)) if port.counted.contains(&rule.counts) => Some(Ok(())),
+        let found = walker.denied_addresses(arrival, PacketClass::ALL[class], DENYING_RULES);
+        match (found.rules.iter().find(|rule| rule.denies(flow)), known) {
+            (Some(rule), Some(port)) if port.counted[class].contains(&rule.counts) => {
+                let has_table = matches!(rule.addresses, DenyingAddresses::Table(_));
+                Some(Ok(AddressTest { end: rule.end, has_table }))
+            }
             (Some(_), _) => None,
-            (None, _) => found.end.map(Err),
+            (None, _) => found.end.map(|end| Err((end, test))),
         }
     }
 }
@@ -264,46 +314,94 @@ fn denying(topology: &Topology, interfaces: &Interfaces, arrival: PortId) -> Opt
     let link = interfaces.exclusive_link(interface)?;
     let own = if routes { Some(link.address?) } else { None };
     let any_vlan = !routes && vlan.is_none() && !topology.has_vlans(interface);
-    Some(Denying { ifindex: link.ifindex, vlan, any_vlan, rules: 0, own })
+    Some(Denying { ifindex: link.ifindex, vlan, any_vlan, own, ..Denying::default() })
+}
+
+/// The rule with a table of its addresses: that of `before`, if there is one.
+fn listed(rule: DenyingRule, before: &OfRules, now: &mut OfRules) -> Rule {
+    let table = match rule.addresses {
+        DenyingAddresses::Table(table) => table,
+        DenyingAddresses::Networks(networks) => {
+            let known = now.get(&networks).or_else(|| before.get(&networks));
+            let table = known.cloned().unwrap_or_else(|| Arc::new(table_of(&networks)));
+            now.entry(networks).or_insert(table).clone()
+        }
+    };
+    let place = (rule.position, rule.end, Arc::as_ptr(&table).addr());
+    Rule { place, listed: (rule.end, table), counts: rule.counts }
+}
+
+fn table_of(networks: &[Key]) -> Table {
+    let mut table = Table::default();
+    for network in networks {
+        // Never refused: the table has no limit, and is one of addresses.
+        let _ = table.replace(network, Value::default());
+    }
+    table
 }
 
 /// The rules for which there is room, in their order.
-fn fitting<'r>(rules: impl Iterator<Item = &'r DeniedTable>) -> Vec<DeniedTable> {
-    let mut all: Vec<_> = rules.cloned().collect();
-    all.sort_by_key(|rule| rule.position);
-    all.dedup_by_key(|rule| rule.position);
+fn fitting<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<(Place, Listed)> {
+    let all: BTreeMap<_, _> = rules.map(|rule| (rule.place, &rule.listed)).collect();
     let mut room = DENIED_MAX;
-    let fits = |rule: &&DeniedTable| {
-        let left = room.checked_sub(rule.table.len());
+    let fits = |(_, (_, table)): &(Place, &Listed)| {
+        let left = room.checked_sub(table.len());
         room = left.unwrap_or(0);
         left.is_some()
     };
-    let count = all.iter().take(DENYING_RULES).take_while(fits).count();
-    all.truncate(count);
-    all
+    let fitting = all.into_iter().take(DENYING_RULES).take_while(fits);
+    fitting.map(|(place, listed)| (place, listed.clone())).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use towpath_gate::rules::table::{Key, Value};
-
     use super::*;
+
+    fn rule(position: usize, end: End, addresses: DenyingAddresses) -> DenyingRule {
+        DenyingRule { position, number: position as u32, counts: Box::default(), end, addresses }
+    }
+
+    /// The rules, with the tables that they had before.
+    fn of(rules: Vec<DenyingRule>, before: &OfRules) -> (Vec<Rule>, OfRules) {
+        let mut now = OfRules::default();
+        (rules.into_iter().map(|rule| listed(rule, before, &mut now)).collect(), now)
+    }
 
     #[test]
     fn rules_without_room_end_the_list() {
-        let rule = |position, table: &Arc<Table>| DeniedTable {
-            position,
-            number: position as u32,
-            counts: Box::default(),
-            table: Arc::clone(table),
+        let small = Arc::new(table_of(&[Key::Net4(10 << 24, 32)]));
+        let many = |count: usize, position: fn(usize) -> usize| {
+            let table = || DenyingAddresses::Table(Arc::clone(&small));
+            let rules = (0..count).rev().map(|at| rule(position(at), End::Source, table())).collect();
+            let found = fitting(of(rules, &OfRules::default()).0.iter());
+            found.iter().map(|((position, ..), _)| *position).collect::<Vec<_>>()
         };
-        let mut small = Table::default();
-        small.add(&Key::Net4(10 << 24, 32), Value::legacy(0)).unwrap();
-        let small = Arc::new(small);
-        let many: Vec<_> = (0..40).map(|at| rule(at / 2, &small)).collect();
-        let positions: Vec<_> = fitting(many.iter().rev()).iter().map(|rule| rule.position).collect();
-        assert_eq!(positions, (0..20).collect::<Vec<_>>());
-        let many: Vec<_> = (0..40).map(|at| rule(at, &small)).collect();
-        assert_eq!(fitting(many.iter()).len(), DENYING_RULES);
+        assert_eq!(many(40, |at| at / 2), (0..20).collect::<Vec<_>>());
+        assert_eq!(many(40, |at| at), (0..DENYING_RULES).collect::<Vec<_>>());
+    }
+
+    /// At another port or of another class, a rule may compare other addresses: they have a bit of their own.
+    #[test]
+    fn a_rule_has_a_bit_for_each_of_its_lists() {
+        let networks = |all: &[Key]| DenyingAddresses::Networks(all.into());
+        let (four, six) = (Key::Net4(10 << 24, 8), Key::Net6(0x2001 << 112, 16));
+        let rules = || {
+            vec![
+                rule(7, End::Source, networks(std::slice::from_ref(&four))),
+                rule(7, End::Source, networks(std::slice::from_ref(&six))),
+                rule(7, End::Destination, networks(std::slice::from_ref(&six))),
+                rule(7, End::Source, networks(std::slice::from_ref(&four))),
+                rule(3, End::Destination, networks(&[four.clone(), six.clone()])),
+            ]
+        };
+        let (first, known) = of(rules(), &OfRules::default());
+        let found = fitting(first.iter());
+        let positions: Vec<_> = found.iter().map(|((position, end, _), _)| (*position, *end)).collect();
+        let expected = [(3, End::Destination), (7, End::Source), (7, End::Source), (7, End::Destination)];
+        assert_eq!(positions, expected);
+        assert_eq!((known.len(), found[0].1.1.len()), (3, 2));
+        // The same rules later have the same tables.
+        let (again, _) = of(rules(), &known);
+        assert!(first.iter().zip(&again).all(|(one, other)| one.place == other.place));
     }
 }

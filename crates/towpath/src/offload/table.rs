@@ -13,11 +13,11 @@ use towpath_engine::{ForwardMode, Topology};
 use towpath_gate::state::{
     Cursor, EventKind, Flow, JournalRead, JournalReader, Kind, Listed, Lookup, Origin, RecordedPort, Segment,
 };
-use towpath_gate::{FlowDecision, NoOffload, PortId, Walker};
+use towpath_gate::{FlowDecision, PortId, Walker};
 use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route};
 use towpath_wire::{Time, proto};
 
-use super::denied::{Denied, Retired};
+use super::denied::{ByAddress, Denied, Retired};
 use super::entry::{Entry, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
@@ -196,7 +196,7 @@ impl Table {
     }
 
     /// See [`Denied::explain`].
-    pub(super) fn denied(&mut self, packets: (IpAddr, PortId), denies: u32) -> Option<Result<(), NoOffload>> {
+    pub(super) fn denied(&mut self, packets: (&Flow, PortId), denies: u32) -> Option<ByAddress> {
         self.denied.as_ref()?.explain(&mut self.walker, packets, denies)
     }
 

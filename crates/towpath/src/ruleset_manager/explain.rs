@@ -4,7 +4,7 @@ use towpath_engine::ForwardMode;
 use towpath_engine::offload::NoPath;
 use towpath_gate::state::Foreseen;
 use towpath_gate::{Dir, NoOffload, Obstacle, PacketSpec, PortId, Walk};
-use towpath_wire::Packet;
+use towpath_wire::{End, Packet};
 
 use super::RulesetManager;
 use crate::explained::{Walked, way_out};
@@ -72,11 +72,19 @@ impl RulesetManager {
             }
             Err(NoPath::Rules(reason @ NoOffload::Rule(rule, Obstacle::Action))) => {
                 let stays = format!("offload: the packets of this flow stay in the engine: {reason} (rules)");
-                match offload.denied((flow.ends.addresses().0, arrival), rule) {
-                    Some(Ok(())) => {
-                        format!("offload: the kernel drops the packets of this source: rule {rule} denies it by a table")
+                match offload.denied((&flow, arrival), rule) {
+                    Some(Ok(test)) => {
+                        let packets = match test.end {
+                            End::Source => "of this source",
+                            End::Destination => "to this destination",
+                        };
+                        let by = if test.has_table { "a table" } else { "its address" };
+                        format!("offload: the kernel drops the packets {packets}: rule {rule} denies it by {by}")
                     }
-                    Some(Err(end)) => format!("{stays}; the kernel drops no packets by its table, because {end}"),
+                    Some(Err((end, test))) => {
+                        let by = if test.has_table { "table" } else { "addresses" };
+                        format!("{stays}; the kernel drops no packets by its {by}, because {end}")
+                    }
                     None => stays,
                 }
             }

@@ -107,7 +107,7 @@ fn nfdump_prints_the_flows_that_nfcapd_received() {
 }
 
 /// The lines of a file of events.
-fn events(path: &Path) -> Vec<Value> {
+pub(crate) fn events(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     // The last line may not be whole yet.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -14,9 +14,12 @@ use std::sync::Arc;
 
 use towpath_gate::rules::table::{Difference, Key, Table};
 use towpath_port::offload::deny::Net;
+use towpath_wire::End;
 
+/// The addresses of a rule, and which address of a packet is compared with them.
+pub(in super::super) type Listed = (End, Arc<Table>);
 /// Tables of the past. The last reference to a large table takes long to drop: drop them without a lock.
-pub(in super::super) type Retired = Vec<Arc<Table>>;
+pub(in super::super) type Retired = Vec<Listed>;
 
 /// Entries to be removed and written, in this order.
 #[derive(Debug, Default)]
@@ -31,11 +34,11 @@ pub(super) struct Contents {
     /// The entries, with the bits of the tables that contain all of their addresses. In order, so that the entries within a network follow it.
     nets: BTreeMap<Net, u32>,
     /// The tables, by bit, that the entries have after the change.
-    tables: Vec<Arc<Table>>,
+    tables: Vec<Listed>,
     /// The tables before the change.
-    before: Vec<Arc<Table>>,
+    before: Vec<Listed>,
     /// Of the change: what the tables have lost and gained. The last one comes first.
-    differences: Vec<Difference>,
+    differences: Vec<(End, Difference)>,
     /// A changed network, and the last entry within it that was compared.
     within: Option<(Net, Net)>,
     /// Changes could not be carried out: all entries are removed before the next change.
@@ -50,14 +53,13 @@ impl Contents {
     }
 
     /// Returns true if the entries are those of these tables.
-    pub(super) fn has(&self, tables: &[Arc<Table>]) -> bool {
+    pub(super) fn has(&self, tables: &[Listed]) -> bool {
         let is_complete = self.differences.is_empty() && self.within.is_none() && !self.failed;
-        let same = |(own, other)| Arc::ptr_eq(own, other);
-        is_complete && self.tables.len() == tables.len() && self.tables.iter().zip(tables).all(same)
+        is_complete && self.tables.len() == tables.len() && self.tables.iter().zip(tables).all(are_same)
     }
 
     /// Does up to `steps` steps towards these tables, counts them down, and returns the changes of the maps.
-    pub(super) fn advance(&mut self, tables: &[Arc<Table>], steps: &mut usize) -> Changes {
+    pub(super) fn advance(&mut self, tables: &[Listed], steps: &mut usize) -> Changes {
         let mut changes = Changes::default();
         while *steps > 0 {
             *steps -= 1;
@@ -73,10 +75,10 @@ impl Contents {
                     self.within = Some((outer, net));
                     self.compare(net, &mut changes);
                 }
-            } else if let Some(difference) = self.differences.last_mut() {
+            } else if let Some((end, difference)) = self.differences.last_mut() {
                 match difference.next() {
                     Some(key) => {
-                        if let Some(net) = key.as_ref().and_then(net) {
+                        if let Some(net) = key.as_ref().and_then(|key| net(*end, key)) {
                             self.within = Some((net, net));
                             self.compare(net, &mut changes);
                         }
@@ -99,17 +101,13 @@ impl Contents {
     }
 
     /// Begins the change to these tables.
-    fn begin(&mut self, tables: &[Arc<Table>]) {
+    fn begin(&mut self, tables: &[Listed]) {
         self.retired.append(&mut self.before);
         self.before = std::mem::replace(&mut self.tables, tables.to_vec());
-        let empty = Arc::default();
-        let table = |tables: &[Arc<Table>], bit: usize| Arc::clone(tables.get(bit).unwrap_or(&empty));
-        let bits = 0..self.before.len().max(tables.len());
-        let pairs: Vec<_> = bits.map(|bit| (table(&self.before, bit), table(tables, bit))).collect();
-        let changed = || pairs.iter().filter(|(old, new)| !Arc::ptr_eq(old, new));
         // What is lost comes first, so that there is room for the rest.
-        let gained = changed().map(|(old, new)| new.difference(old));
-        self.differences = gained.chain(changed().map(|(old, new)| old.difference(new))).collect();
+        let mut differences = missing(&self.tables, &self.before);
+        differences.extend(missing(&self.before, &self.tables));
+        self.differences = differences;
     }
 
     /// Compares an entry with the tables.
@@ -138,7 +136,7 @@ impl Contents {
     }
 
     /// These tables are not wanted any more.
-    pub(super) fn retire(&mut self, tables: Vec<Arc<Table>>) {
+    pub(super) fn retire(&mut self, tables: Vec<Listed>) {
         self.retired.extend(tables);
     }
 
@@ -147,15 +145,33 @@ impl Contents {
     }
 }
 
+fn are_same((one, other): (&Listed, &Listed)) -> bool {
+    one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1)
+}
+
+/// What the tables have and the others, by bit, do not have.
+fn missing(tables: &[Listed], others: &[Listed]) -> Vec<(End, Difference)> {
+    let empty = Table::default();
+    let differs =
+        |(bit, listed): &(usize, &Listed)| !others.get(*bit).is_some_and(|other| are_same((listed, other)));
+    let found = tables.iter().enumerate().filter(differs).map(|(bit, (end, table))| {
+        let other = others.get(bit).filter(|(same, _)| end == same).map_or(&empty, |(_, other)| &**other);
+        (*end, table.difference(other))
+    });
+    found.collect()
+}
+
 /// The bits of the tables that contain all addresses of a network, if one of them has it as an entry.
-fn bits(tables: &[Arc<Table>], net: &Net) -> Option<u32> {
+fn bits(tables: &[Listed], net: &Net) -> Option<u32> {
     let key = match net.prefix() {
         (IpAddr::V4(address), len) => Key::Net4(address.to_bits(), len),
         (IpAddr::V6(address), len) => Key::Net6(address.to_bits(), len),
     };
     let (mut bits, mut is_entry) = (0, false);
-    for (bit, table) in tables.iter().enumerate() {
-        if let Ok(Some((around, _))) = table.longest(&key) {
+    for (bit, (end, table)) in tables.iter().enumerate() {
+        if *end == net.end()
+            && let Ok(Some((around, _))) = table.longest(&key)
+        {
             bits |= 1 << bit;
             is_entry |= around == key;
         }
@@ -163,10 +179,10 @@ fn bits(tables: &[Arc<Table>], net: &Net) -> Option<u32> {
     is_entry.then_some(bits)
 }
 
-fn net(key: &Key) -> Option<Net> {
+fn net(end: End, key: &Key) -> Option<Net> {
     match *key {
-        Key::Net4(address, len) => Some(Net::new(IpAddr::V4(address.into()), len)),
-        Key::Net6(address, len) => Some(Net::new(IpAddr::V6(address.into()), len)),
+        Key::Net4(address, len) => Some(Net::new(end, IpAddr::V4(address.into()), len)),
+        Key::Net6(address, len) => Some(Net::new(end, IpAddr::V6(address.into()), len)),
         _ => None,
     }
 }
@@ -188,17 +204,17 @@ mod tests {
         table.add(&key, Value::legacy(0)).unwrap();
     }
 
-    fn table(networks: &[(&str, u8)]) -> Arc<Table> {
+    fn table(end: End, networks: &[(&str, u8)]) -> Listed {
         let mut table = Table::default();
         networks.iter().for_each(|network| add(&mut table, *network));
-        Arc::new(table)
+        (end, Arc::new(table))
     }
 
     /// Does all steps, at most `most` at a time, and applies the changes to `map`. Returns the number of steps and of changes.
     fn finish(
         contents: &mut Contents,
         map: &mut BTreeMap<Net, u32>,
-        tables: &[Arc<Table>],
+        tables: &[Listed],
         most: usize,
     ) -> [usize; 2] {
         let mut done = [0; 2];
@@ -222,11 +238,10 @@ mod tests {
     }
 
     /// The entries of the tables, by comparing each with all.
-    fn expected(tables: &[Arc<Table>]) -> BTreeMap<Net, u32> {
-        let lists: Vec<Vec<Net>> = tables
-            .iter()
-            .map(|table| table.list().iter().filter_map(|(key, _)| net(key)).collect())
-            .collect();
+    fn expected(tables: &[Listed]) -> BTreeMap<Net, u32> {
+        let list =
+            |(end, table): &Listed| table.list().iter().filter_map(|(key, _)| net(*end, key)).collect();
+        let lists: Vec<Vec<Net>> = tables.iter().map(list).collect();
         let all: BTreeSet<Net> = lists.iter().flatten().copied().collect();
         let bits = |net: &Net| {
             let around =
@@ -239,12 +254,15 @@ mod tests {
     #[test]
     fn the_longest_entry_has_the_rules_of_all_that_contain_it() {
         let tables = [
-            table(&[("10.0.0.0", 8), ("10.1.2.3", 32), ("2001:db8::", 32)]),
-            table(&[("10.1.0.0", 16), ("10.0.0.0", 8), ("192.0.2.1", 32)]),
-            table(&[("0.0.0.0", 0), ("2001:db8::7", 128)]),
+            table(End::Source, &[("10.0.0.0", 8), ("10.1.2.3", 32), ("2001:db8::", 32)]),
+            table(End::Source, &[("10.1.0.0", 16), ("10.0.0.0", 8), ("192.0.2.1", 32)]),
+            table(End::Source, &[("0.0.0.0", 0), ("2001:db8::7", 128)]),
+            table(End::Destination, &[("10.0.0.0", 9), ("10.1.2.3", 32)]),
         ];
-        let net = |address: &str, len| Net::new(address.parse().unwrap(), len);
+        let net = |address: &str, len| Net::new(End::Source, address.parse().unwrap(), len);
         let all = [
+            (Net::new(End::Destination, [10, 0, 0, 0].into(), 9), 0b1000),
+            (Net::new(End::Destination, [10, 1, 2, 3].into(), 32), 0b1000),
             (net("0.0.0.0", 0), 0b100),
             (net("10.0.0.0", 8), 0b111),
             (net("10.1.0.0", 16), 0b111),
@@ -273,7 +291,8 @@ mod tests {
         for count in [100, 50_000] {
             let (mut contents, mut map) = (Contents::default(), BTreeMap::new());
             let (one, two) = (addresses(count), addresses(10));
-            let tables = |one: &Table, two: &Table| [Arc::new(one.clone()), Arc::new(two.clone())];
+            let listed = |end, table: &Table| (end, Arc::new(table.clone()));
+            let tables = |one: &Table, two: &Table| [listed(End::Source, one), listed(End::Source, two)];
             let first = tables(&one, &two);
             let [steps, changes] = finish(&mut contents, &mut map, &first, 4096);
             assert!(changes == 2 * count as usize && steps > changes, "{steps} {changes}");
@@ -284,7 +303,7 @@ mod tests {
                 let before = tables(&changed, &two);
                 finish(&mut contents, &mut map, &before, 4096);
                 add(&mut changed, address);
-                let after = [Arc::new(changed.clone()), Arc::clone(&before[1])];
+                let after = [listed(End::Source, &changed), before[1].clone()];
                 for (tables, len) in [(&after, map.len() + 1), (&before, map.len()), (&after, map.len() + 1)]
                 {
                     let [steps, changes] = finish(&mut contents, &mut map, tables, 4096);
@@ -295,11 +314,12 @@ mod tests {
             // A network changes what is within it, and nothing else.
             let mut small = two.clone();
             add(&mut small, ("10.0.0.0", 24));
-            let base = [Arc::new(changed), Arc::new(two)];
+            let base = tables(&changed, &two);
             finish(&mut contents, &mut map, &base, 4096);
-            let within = map.keys().filter(|net| Net::new([10, 0, 0, 0].into(), 24).contains(net)).count();
+            let around = Net::new(End::Source, [10, 0, 0, 0].into(), 24);
+            let within = map.keys().filter(|net| around.contains(net)).count();
             let [steps, changes] =
-                finish(&mut contents, &mut map, &[Arc::clone(&base[0]), Arc::new(small)], 4096);
+                finish(&mut contents, &mut map, &[base[0].clone(), listed(End::Source, &small)], 4096);
             assert!(
                 within > 0 && changes <= within + 1 && steps <= 2 * 8 * 32 + within + 8,
                 "{steps} {changes}"
@@ -315,8 +335,8 @@ mod tests {
     #[test]
     fn after_a_failure_the_maps_are_written_anew() {
         let (mut contents, mut map) = (Contents::default(), BTreeMap::new());
-        let one = [table(&[("10.0.0.1", 32), ("10.0.0.2", 32)])];
-        let two = [table(&[("10.0.0.2", 32), ("10.0.0.3", 32), ("10.0.0.4", 32)])];
+        let one = [table(End::Source, &[("10.0.0.1", 32), ("10.0.0.2", 32)])];
+        let two = [table(End::Source, &[("10.0.0.2", 32), ("10.0.0.3", 32), ("10.0.0.4", 32)])];
         finish(&mut contents, &mut map, &one, 1000);
         let mut steps = 1000;
         let changes = contents.advance(&two, &mut steps);
@@ -353,17 +373,18 @@ mod tests {
             changes in proptest::collection::vec((0_usize..4, any::<u16>(), any::<bool>(), 0_usize..60), 0..60),
         ) {
             let (mut contents, mut map) = (Contents::default(), BTreeMap::new());
-            let mut tables: Vec<Arc<Table>> = Vec::new();
+            let mut tables: Vec<Listed> = Vec::new();
             for (bit, n, gain, mut steps) in changes {
                 if bit < tables.len() {
-                    let table = Arc::make_mut(&mut tables[bit]);
+                    let table = Arc::make_mut(&mut tables[bit].1);
                     if gain {
                         table.replace(&key(n), Value::legacy(0)).unwrap();
                     } else {
                         table.delete(&key(n)).unwrap();
                     }
                 } else if gain {
-                    tables.push(Arc::default());
+                    let end = if n.is_multiple_of(2) { End::Source } else { End::Destination };
+                    tables.push((end, Arc::default()));
                 } else if !tables.is_empty() {
                     tables.remove(usize::from(n) % tables.len());
                 }

@@ -145,8 +145,8 @@ pub(crate) fn transfer(left: &Host, right: &Host, port: u16) -> (Got, Got) {
     (client, server)
 }
 
-/// The same with iperf3(1), in one direction and then in the other.
-pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
+/// The same with iperf3(1), in one direction and then in the other. `amount` are its options for that.
+pub(crate) fn iperf3(left: &Host, right: &Host, port: u16, amount: &'static str) {
     for way in [None, Some("--reverse")] {
         let (ready, listens) = mpsc::channel();
         let server = right.start(move || {
@@ -166,7 +166,7 @@ pub(crate) fn iperf3(left: &Host, right: &Host, port: u16) {
         });
         listens.recv().unwrap();
         let said = left.run(move || {
-            let words = format!("--client {RIGHT} --port {port} --bytes 32M --json");
+            let words = format!("--client {RIGHT} --port {port} {amount} --json");
             Command::new("iperf3").args(words.split(' ')).args(way).output().unwrap().stdout
         });
         let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
@@ -187,6 +187,15 @@ pub(crate) fn both_ways(mut stream: TcpStream, seed: u8) -> Vec<u8> {
     stream.read_to_end(&mut got).unwrap();
     sender.join().unwrap();
     got
+}
+
+/// Statistics of an interface in the calling thread's namespace, from /proc/net/dev: frames and bytes, received and sent.
+pub(crate) fn statistics(interface: &str) -> [[u64; 2]; 2] {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
+    let columns: Vec<u64> = line.unwrap().split_whitespace().map(|column| column.parse().unwrap()).collect();
+    // Columns: bytes and packets of one direction, eight columns later those of the other.
+    [[columns[1], columns[0]], [columns[9], columns[8]]]
 }
 
 /// A connection that stays open: the right machine returns the pieces that the left one sends.

@@ -16,6 +16,7 @@ mod offload;
 mod offload_denied;
 mod offload_fail;
 mod offload_same;
+mod offload_tcp;
 mod offload_verdicts;
 mod offload_vlan;
 mod offload_xdp;

@@ -157,7 +157,7 @@ pub(super) fn counters_are_equal(bridge: &str) {
 
 /// Much TCP, most of which the kernel forwards; the engine sees its end.
 pub(super) fn bulk_is_offloaded(engine: &Engine, left: &Host, right: &Host) {
-    iperf3(left, right, 9002);
+    iperf3(left, right, 9002, "--bytes 32M");
     let forwarded = offload(engine, "forwarded_bytes");
     assert!(forwarded > 8 << 20, "{}", engine.json("show offload --json"));
     // The engine saw the FINs.

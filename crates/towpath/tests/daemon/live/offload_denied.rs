@@ -1,4 +1,4 @@
-//! Flow offload of rules that deny by a table of sources.
+//! Flow offload of rules that deny an address, by a table or in the rule.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -98,7 +98,6 @@ fn tables_change(bridge: &str) {
         let expected =
             "the kernel drops no packets by its table, because rule 70 has a test whose result may differ";
         assert!(note(words).contains(expected), "{}", note(words));
-        until(|| offload(&engine, "denied") == 0);
         assert!(engine.ctl("delete 70").status.success());
         let before = offload(&engine, "dropped_packets");
         until(|| {
@@ -108,6 +107,97 @@ fn tables_change(bridge: &str) {
         });
         until(|| rule(&engine, 100).0 == denied);
         assert!(flow.is_quiet());
+        engine.stop();
+    });
+}
+
+/// Destinations, networks in a rule, and a protocol. All packets count for the rules.
+#[towpath_testenv::needs(netns, tcx)]
+#[test]
+fn destinations_and_networks_are_dropped_by_the_kernel() {
+    other_rules(BRIDGE);
+}
+
+#[towpath_testenv::needs(netns, xdp, "ethtool")]
+#[test]
+fn destinations_and_networks_are_dropped_by_the_xdp_program() {
+    other_rules(&BRIDGE.replace("af_packet", "af_xdp"));
+}
+
+#[towpath_testenv::needs(netns, xdp, "ethtool")]
+#[test]
+fn destinations_and_networks_are_dropped_by_the_native_xdp_program() {
+    other_rules(&BRIDGE.replace("\"af_packet\"", "\"af_xdp\"\nmode = \"native\""));
+}
+
+fn other_rules(bridge: &str) {
+    const RULES: &str = "\
+table to create type addr
+add 50 allow layer2 mac-type arp
+add 60 count udp from any to any in recv wan
+add 65 deny tcp from 10.0.0.1 to any
+add 70 deny ip from any to table(to) in recv wan
+add 80 deny udp from 10.0.0.0/30 to any in recv wan
+add 90 deny udp from any to 192.0.2.1,10.0.0.0/31 in recv lan
+add 200 allow ip from any to any
+";
+    within(|| {
+        let (left, right) = offload_machines(bridge);
+        let files = files(&format!("{bridge}{CONFIG}"), RULES);
+        let engine = Engine::start(files.path());
+        let ctl = |words: &str| assert!(engine.ctl(words).status.success(), "{words}");
+        let explain = |words: &str, expected: &str| {
+            let explained = engine.json(&format!("explain --json {words}"));
+            let note = explained["notes"][0].as_str().unwrap_or_else(|| panic!("{explained}"));
+            assert!(note.contains(expected), "{words}: {note}");
+        };
+        let flow = Flow::new(&left, &right, 5001);
+        // Packets from a machine: until the kernel drops them, and then 20 more, which it drops all. Returns how many.
+        let denied = |from: &UdpSocket, number: u64| {
+            let (mut sent, before) = (0, offload(&engine, "dropped_packets"));
+            let counted = rule(&engine, number).0;
+            until(|| {
+                from.send(b"denied").unwrap();
+                sent += 1;
+                offload(&engine, "dropped_packets") > before
+            });
+            until(|| rule(&engine, number).0 == counted + sent);
+            let before = offload(&engine, "dropped_packets");
+            (0..20).for_each(|_| assert_eq!(from.send(b"denied").unwrap(), 6));
+            until(|| offload(&engine, "dropped_packets") == before + 20);
+            until(|| rule(&engine, number).0 == counted + sent + 20);
+            assert!(flow.is_quiet());
+            sent + 20
+        };
+        let forth = "in wan udp 10.0.0.1:5001 > 10.0.0.2:5001";
+        // Rules 80 and 90 deny all of them.
+        let (by_80, _) = (denied(&flow.left, 80), denied(&flow.right, 90));
+        // The networks of rules 65 and 80, and both of rule 90.
+        assert_eq!(offload(&engine, "denied"), 4);
+        explain(forth, "the kernel drops the packets of this source: rule 80 denies it by its address");
+        let back = "in lan udp 10.0.0.2:5001 > 10.0.0.1:5001";
+        explain(back, "the kernel drops the packets to this destination: rule 90 denies it by its address");
+        // An earlier rule.
+        ctl("table to add 10.0.0.2");
+        let by_70 = denied(&flow.left, 70);
+        assert_eq!(offload(&engine, "denied"), 5);
+        explain(forth, "the kernel drops the packets to this destination: rule 70 denies it by a table");
+        [80, 90].iter().for_each(|number| ctl(&format!("delete {number}")));
+        assert_eq!(denied(&flow.left, 70) + by_70, rule(&engine, 70).0);
+        flow.right.send(b"allowed").unwrap();
+        assert_eq!(flow.left.recv(&mut [0; 16]).unwrap(), 7);
+        ctl("table to delete 10.0.0.2");
+        (0..20).for_each(|number| flow.exchange(number));
+        // Rule 65 is of another protocol. A rule before it may decide otherwise.
+        let tcp = |port: u16| format!("in wan tcp 10.0.0.1:5001 > 10.0.0.2:{port}");
+        explain(&tcp(5001), "the kernel drops the packets of this source: rule 65 denies it by its address");
+        ctl("add 62 allow tcp from any to any 5001");
+        let stays = "no packets by its addresses, because rule 62 has a test whose result may differ";
+        explain(&tcp(5002), stays);
+        // Of the packets that came, the exchanged ones have passed.
+        let passed = || rule(&engine, 60).0 - rule(&engine, 70).0 - by_80;
+        until(|| passed() == 20);
+        assert_eq!(rule(&engine, 65), (0, 0));
         engine.stop();
     });
 }

@@ -359,7 +359,8 @@ fn generated_traffic_passes_as_without_offload() {
     pass_as_without_offload(BRIDGE, Rules { first: RULES, more: MORE }, &generated(), 200);
 }
 
-/// Two tables of sources, which overlap, and rules that all packets match before.
+/// Two tables of sources, which overlap, one of destinations, networks, rules of one protocol or family, a rule with other addresses for each
+/// protocol, and rules that all packets match before.
 const DENY: &str = "\
 table bad create type addr
 table bad add 10.0.1.0/24
@@ -368,32 +369,39 @@ table worse create type addr
 table worse add 10.0.2.0/25
 table worse add 10.0.1.5
 table worse add 2001:db8::/64
+table unused create type addr
+table unused add 10.0.9.8/31
 add 40 allow icmp from 192.0.2.1 to 192.0.2.2
 add 50 allow layer2 mac-type arp
 add 60 count ip from any to any in recv wan
+add 62 count tcp from any to any
+add 64 deny udp from 10.0.3.0/26,10.0.1.3 to any in
+add 66 deny ip from any to any { src-ip 10.0.0.3 or proto udp } { src-ip 10.0.0.4 or proto tcp }
 add 70 deny ip from table(bad) to any in
+add 75 deny tcp from any to table(unused) in recv wan
 add 80 deny ip from table(worse) to any in recv wan
+add 85 deny ip6 from any to 2001:db8:1::2 in recv wan
 add 90 count tcp from any to any setup
 add 100 check-state
 add 200 allow udp from any to any keep-state
 add 300 allow ip from any to any
 ";
 /// A longer prefix of one table is in the other one, and a rule counts what the second one denied before.
-const DENY_MORE: &str =
-    "table bad add 10.0.2.64/26\nadd 65 count ip from any to any in\nadd 250 count ip from any to any\n";
+const DENY_MORE: &str = "table bad add 10.0.2.64/26\ntable unused add 2001:db8:1::1\nadd 65 count ip from any to any in\nadd 250 count ip from any to any\n";
 
-/// Packets of many sources: segments with all kinds of flags, datagrams, fragments, options, ICMP.
+/// Packets of many sources to four destinations: segments with all kinds of flags, datagrams, fragments, options, ICMP.
 fn packets_of_sources(numbers: &mut Numbers, count: usize) -> Vec<Sent> {
     let packet = |numbers: &mut Numbers| {
         let port = 1000 + numbers.below(4);
         let (from, to) = match numbers.below(8) {
-            0 => (format!("[2001:db8::{:x}]", 1 + numbers.below(3)), "[2001:db8:1::1]"),
-            1 => (format!("[2001:db8:0:{:x}::1]", numbers.below(2)), "[2001:db8:1::1]"),
+            0 => (format!("[2001:db8::{:x}]", 1 + numbers.below(3)), ["[2001:db8:1::1]", "[2001:db8:1::2]"]),
+            1 => (format!("[2001:db8:0:{:x}::1]", numbers.below(2)), ["[2001:db8:1::1]", "[2001:db8:1::2]"]),
             _ => (
                 format!("10.0.{}.{}", numbers.below(4), numbers.below(8) * 16 + 3 + numbers.below(3)),
-                "10.0.9.9",
+                ["10.0.9.10", "10.0.9.9"],
             ),
         };
+        let to = to[usize::from(numbers.below(3) == 0)];
         let (six, ends) = (from.starts_with('['), format!("{from}:{port} > {to}:80"));
         let len = numbers.below(1200);
         let words = match numbers.below(10) {
@@ -411,7 +419,7 @@ fn packets_of_sources(numbers: &mut Numbers, count: usize) -> Vec<Sent> {
     (0..count).map(|_| (numbers.below(4) > 0, packet(numbers))).collect()
 }
 
-fn tables_deny_as_without_offload(bridge: &str) {
+fn denies_as_without_offload(bridge: &str) {
     let numbers = &mut Numbers(0x2545_f491_4f6c_dd1d);
     let part = |name: &str, reload, frames| Traffic { name: name.into(), reload, frames };
     let traffic = [
@@ -423,12 +431,12 @@ fn tables_deny_as_without_offload(bridge: &str) {
 
 #[towpath_testenv::needs(netns, tcx)]
 #[test]
-fn sources_of_a_table_are_denied_as_without_offload() {
-    tables_deny_as_without_offload(BRIDGE);
+fn addresses_are_denied_as_without_offload() {
+    denies_as_without_offload(BRIDGE);
 }
 
 #[towpath_testenv::needs(netns, xdp)]
 #[test]
-fn sources_of_a_table_are_denied_as_without_offload_on_xdp() {
-    tables_deny_as_without_offload(&BRIDGE.replace("af_packet", "af_xdp"));
+fn addresses_are_denied_as_without_offload_on_xdp() {
+    denies_as_without_offload(&BRIDGE.replace("af_packet", "af_xdp"));
 }
