@@ -86,7 +86,7 @@ fn name(medium: &str) -> io::Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::within;
+    use crate::netns::{patiently, within};
 
     #[towpath_testenv::needs(netns)]
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             assert!(error.contains(&format!("process id {pid} has `eth0`")), "{error}");
             let other = Claim::take("lan", "`eth1`").unwrap();
             drop(first);
-            let again = Claim::take("wan", "`eth0`").unwrap();
+            let again = patiently(|| Claim::take("wan", "`eth0`")).unwrap();
             within(|| drop(Claim::take("wan", "`eth0`").unwrap()));
             drop((other, again));
         });

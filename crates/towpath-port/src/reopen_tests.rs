@@ -227,7 +227,8 @@ fn optional_interfaces_are_waited_for() {
         within(|| {
             let error = error_of(|| config.open("p", workers));
             assert!(matches!(error, Error::NoInterface { .. }), "{error:?}");
-            let mut ports = config.open_optional("p", workers, &config.local_opener()).unwrap();
+            let open = || config.open_optional("p", workers, &config.local_opener());
+            let mut ports = patiently(open).unwrap();
             assert_eq!(ports.len(), workers);
             for port in &mut ports {
                 assert_eq!(port.state().unwrap(), State::Gone);

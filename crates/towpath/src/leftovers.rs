@@ -37,17 +37,21 @@ impl Leftover {
         }
     }
 
-    /// Removes it.
+    /// Removes it. Returns false if another process has removed it since it was found.
     ///
     /// # Errors
     ///
     /// The error of unlink(2), rmdir(2) or rtnetlink(7).
-    pub fn remove(&self) -> io::Result<()> {
-        match self {
+    pub fn remove(&self) -> io::Result<bool> {
+        let removed = match self {
             Self::Directory(path) => std::fs::remove_dir_all(path),
             Self::Socket(path) => std::fs::remove_file(path),
             Self::Pin(pin) => std::fs::remove_file(&pin.path),
             Self::Filter(filter) => filter.remove(),
+        };
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            removed => removed.map(|()| true),
         }
     }
 }
@@ -102,9 +106,8 @@ pub(crate) fn remove_at_start(identity: Option<Identity>) {
     let gone = pins::all().into_iter().filter(|pin| pin.interface.is_none()).map(Leftover::Pin);
     for leftover in directories.chain(gone) {
         match leftover.remove() {
-            Ok(()) => tracing::info!("{leftover}: removed"),
-            // Another engine was faster.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(true) => tracing::info!("{leftover}: removed"),
+            Ok(false) => {}
             Err(error) => tracing::warn!("{leftover}: not removed: {error}"),
         }
     }
@@ -114,4 +117,24 @@ pub(crate) fn remove_at_start(identity: Option<Identity>) {
 fn is_dead(path: &Path) -> bool {
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     SocketFile::is_socket(path) && std::os::unix::net::UnixStream::connect(path).is_err_and(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_another_process_has_removed_is_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let [sockets, socket, file] = ["sockets", "socket", "pin"].map(|name| directory.path().join(name));
+        std::fs::create_dir(&sockets).unwrap();
+        [&socket, &file].into_iter().for_each(|path| std::fs::write(path, "").unwrap());
+        let pin = Pin { path: file, interface: None, offload: false };
+        for leftover in [Leftover::Directory(sockets), Leftover::Socket(socket), Leftover::Pin(pin)] {
+            assert!(leftover.remove().unwrap(), "{leftover}");
+            assert!(!leftover.remove().unwrap(), "{leftover}");
+        }
+        let other = Leftover::Socket(directory.path().into());
+        assert!(other.remove().is_err(), "a directory is no file");
+    }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::conformance::{self, Shape, Wire};
-use crate::netns::{ip, until, veth, within};
+use crate::netns::{ip, settled, until, veth, within};
 use crate::{Checksum, Gso, GsoKind, LinkType, driver};
 
 mod exclusive;
@@ -122,6 +122,7 @@ fn an_interface_goes_down_and_comes_back() {
         assert_eq!(one.stats().port_down, 1);
         ip("link set v0 up");
         until(|| one.state().unwrap() == State::Up);
+        ["v0", "v1"].into_iter().for_each(settled);
         pass(&mut one, &mut other);
         pass(&mut other, &mut one);
 

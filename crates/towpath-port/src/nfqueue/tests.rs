@@ -77,6 +77,8 @@ fn verdicts_are_obeyed() {
         socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..8).map(datagram).collect();
         tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
+        // The kernel may queue them one after the other.
+        until(|| waiting() == 8);
         let mut burst = Burst::new(64);
         until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
         assert_eq!(burst.len(), 8);
@@ -132,6 +134,7 @@ fn a_replacement_that_the_kernel_cannot_take_drops_the_packet() {
         socket.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let packets: Vec<_> = (0..6).map(datagram).collect();
         tx.send(&mut packets.iter().map(|bytes| Frame::new(bytes, LinkType::RAW))).unwrap();
+        until(|| waiting() == 6);
         let mut burst = Burst::new(64);
         until(|| queue.receive(&mut burst).unwrap() == Received::Frames);
         assert_eq!((burst.len(), waiting()), (6, 6));

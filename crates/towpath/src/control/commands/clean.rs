@@ -33,7 +33,9 @@ fn clean(engine: &Engine, matches: &ArgMatches) -> Result<String, Failure> {
     let mut failed = String::new();
     for leftover in &found {
         match Leftover::remove(leftover) {
-            Ok(()) => writeln!(text, "{leftover}: removed").expect("a string"),
+            Ok(true) => writeln!(text, "{leftover}: removed").expect("a string"),
+            // Another command or engine was faster.
+            Ok(false) => {}
             Err(error) => write!(failed, "{}: {error}; ", leftover.name()).expect("a string"),
         }
     }

@@ -291,7 +291,8 @@ fn a_router_answers_ping_and_is_a_hop_of_traceroute() {
         // 50 replies at once, then ten per second.
         let files = files(&ASKS.replace("[port.wan]", "[port.wan]\necho = 10"), rules);
         let engine = Engine::start(files.path());
-        let says = |words: &'static str| {
+        let says = |words: &str| {
+            let words = words.to_owned();
             left.run(move || {
                 let mut words = words.split(' ');
                 let program = words.next().unwrap();
@@ -303,17 +304,19 @@ fn a_router_answers_ping_and_is_a_hop_of_traceroute() {
                 )
             })
         };
-        // The address of the link, that of the other link, and both with a hop limit of 1; a request in fragments.
+        // The address of the link, that of the other link, and both with a hop limit of 1; a request in fragments. Three requests at
+        // once (-l), and a minute for the replies: after the last request, ping(8) waits no longer than its interval or twice the
+        // longest round trip once it has one reply.
         for words in [
-            "ping -n -c 3 -i 0.01 10.0.1.254",
-            "ping -n -c 3 -i 0.01 -t 1 10.0.2.254",
-            "ping -n -c 3 -i 0.01 -s 1472 -M do 10.0.1.254",
-            "ping -n -c 3 -i 0.01 -s 5000 10.0.1.254",
-            "ping -n -c 3 -i 0.01 2001:db8:1::fe",
-            "ping -n -c 3 -i 0.01 -t 1 2001:db8:2::fe",
-            "ping -n -c 3 -i 0.01 10.0.2.1",
+            "ping -n -c 3 -l 3 10.0.1.254",
+            "ping -n -c 3 -l 3 -t 1 10.0.2.254",
+            "ping -n -c 3 -l 3 -s 1472 -M do 10.0.1.254",
+            "ping -n -c 3 -l 3 -s 5000 10.0.1.254",
+            "ping -n -c 3 -l 3 2001:db8:1::fe",
+            "ping -n -c 3 -l 3 -t 1 2001:db8:2::fe",
+            "ping -n -c 3 -l 3 10.0.2.1",
         ] {
-            let said = says(words);
+            let said = says(&format!("{words} -i 60"));
             assert!(said.contains("3 packets transmitted, 3 received, 0% packet loss"), "{words}: {said}");
             assert!(!said.contains("DUP") && !said.contains("wrong"), "{words}: {said}");
         }
