@@ -58,7 +58,7 @@ fn burst(shares_cpu: bool, decides_at: usize, time: u64) -> (usize, usize) {
     engine.join(1, 1, inspector).unwrap();
     let frame = packet("udp 10.0.0.1:4000 > 10.0.0.2:53");
     let meta = Meta::new(LinkType::ETHERNET, frame.len());
-    let Ok(()) = engine.process_burst([(&frame[..], meta.clone()), (&frame[..], meta)].into_iter());
+    let Ok(()) = engine.process_burst([(&frame[..], meta), (&frame[..], meta)].into_iter());
     (engine.io.yields, engine.io.sent)
 }
 
