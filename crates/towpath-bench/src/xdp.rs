@@ -114,18 +114,15 @@ pub(crate) struct Hook {
     flags: (u32, u32),
     context: [i16; 3],
     drop: i32,
-    /// Drops a packet of an unknown flow by a program that drops flows. On XDP it differs from `drop`: the kernel counts the two apart.
-    drop_unknown: i32,
 }
 
 impl Hook {
-    /// Generic XDP (`struct xdp_md`): XDP_DROP, XDP_ABORTED.
+    /// Generic XDP (`struct xdp_md`): XDP_DROP.
     pub(crate) const XDP: Self = Self {
         kind: (BPF_PROG_TYPE_XDP, BPF_XDP),
         flags: (BPF_F_XDP_HAS_FRAGS, XDP_FLAGS_SKB_MODE),
         context: [0, 4, 12],
         drop: 1,
-        drop_unknown: 0,
     };
     /// tc ingress (tcx, Linux 6.6; `struct __sk_buff`): TC_ACT_SHOT.
     pub(crate) const TC: Self = Self {
@@ -133,7 +130,6 @@ impl Hook {
         flags: (0, 0),
         context: [76, 80, 40],
         drop: 2,
-        drop_unknown: 2,
     };
 }
 
@@ -337,8 +333,8 @@ fn lookup_and_decide(hook: &Hook, map: i32, to: Option<i32>) -> Vec<u64> {
             one(EXIT, 0, 0, 0, 0),
         ]);
     } else {
-        // if r0 == 0, drop as unknown
-        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, hook.drop_unknown), one(EXIT, 0, 0, 0, 0)]);
+        // if r0 == 0, XDP_ABORTED: the kernel counts unknown flows apart
+        code.extend([one(0x55, 0, 0, 2, 0), one(SET, 0, 0, 0, 0), one(EXIT, 0, 0, 0, 0)]);
     }
     code.extend([one(SET, 0, 0, 0, hook.drop), one(EXIT, 0, 0, 0, 0)]);
     let drop = code.len() as i16 - 2;

@@ -86,7 +86,7 @@ const SPIN_HINTS: usize = 4;
 
 /// Maximum number of yields of the CPU to inspectors after a burst. The scheduler may return at once from some of them.
 const YIELDS: usize = 8;
-/// A yield of so many nanoseconds without a verdict is the last one of a burst: a process that decides nothing had the CPU.
+/// After a yield of this length in nanoseconds without a verdict, the engine does not yield again: another process had the CPU.
 const LONG_YIELD: u64 = 100_000;
 
 /// Maximum sleep in nanoseconds while several queues have packets.

@@ -120,7 +120,7 @@ fn obey(line: &str, links: &mut Vec<OwnedFd>) -> Result<String> {
             fs::write(&path, cpus).with_context(|| format!("writing {cpus} to {path}"))?;
         }
         ["redirect", from, to] => links.push(xdp::redirect_to(from, to)?),
-        ["redirect-flows", hook, from, to, flows] => {
+        ["redirect-flows", hook @ ("tc" | "xdp"), from, to, flows] => {
             let hook = if hook == "tc" { Hook::TC } else { Hook::XDP };
             let flows = flows.parse().context("a number of flows")?;
             links.push(xdp::decide_flows(&hook, from, Some(to), flows)?);

@@ -281,8 +281,7 @@ fn cases() -> Vec<LiveRow> {
             cases.push(inspected(&row, driver, (len, 64), 1, target));
             if len <= 9000 {
                 let row = format!("{name}, an inspector, {len} B, over a bare bridge");
-                let over_nfqueue = inspected(&row, driver, (len, 64), 1, 0.9);
-                cases.push(Case { peer: baseline(driver), ..over_nfqueue });
+                cases.push(Case { peer: baseline(driver), ..inspected(&row, driver, (len, 64), 1, 0.9) });
             }
         }
         let name = |rest| format!("{name}, {rest}");

@@ -5,7 +5,7 @@ const SMALLEST: usize = 256;
 /// Classes: the last one has room for the longest IP packet with its headers.
 const CLASSES: usize = 10;
 
-/// Free byte buffers. Their capacities add up to at most a limit, and a buffer has at most twice the capacity that its packet needs, or
+/// Free byte buffers. Their capacities add up to at most a limit. A new buffer has at most twice the capacity that its packet needs, or
 /// [`SMALLEST`].
 #[derive(Debug)]
 pub(super) struct SpareBuffers {
@@ -20,7 +20,7 @@ impl SpareBuffers {
         Self { classes: Default::default(), bytes: 0, limit }
     }
 
-    /// Sets the limit. Buffers above it are freed when they would be kept again.
+    /// Sets the limit. Buffers above it are freed when others are to be kept.
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
@@ -39,17 +39,21 @@ impl SpareBuffers {
         buffer
     }
 
-    /// Keeps a buffer, if the limit permits it.
+    /// Keeps a buffer. Buffers of other sizes, the largest ones first, give way to it: packets of its size come now.
     pub(super) fn keep(&mut self, mut buffer: Vec<u8>) {
         let capacity = buffer.capacity();
-        let Some(log) = (capacity / SMALLEST).checked_ilog2() else { return };
-        if let Some(class) = self.classes.get_mut(log as usize)
-            && self.bytes + capacity <= self.limit
-        {
-            buffer.clear();
-            self.bytes += capacity;
-            class.push(buffer);
+        let Some(own) = (capacity / SMALLEST).checked_ilog2().map(|log| log as usize) else { return };
+        if own >= CLASSES {
+            return;
         }
+        while self.bytes + capacity > self.limit {
+            let others = self.classes.iter_mut().enumerate().rev().filter(|(class, _)| *class != own);
+            let Some(freed) = others.map(|(_, class)| class).find_map(Vec::pop) else { return };
+            self.bytes -= freed.capacity();
+        }
+        buffer.clear();
+        self.bytes += capacity;
+        self.classes[own].push(buffer);
     }
 }
 
@@ -87,5 +91,14 @@ mod tests {
         spare.keep(Vec::with_capacity(SMALLEST - 1));
         spare.keep(Vec::with_capacity(SMALLEST << CLASSES));
         assert_eq!(spare.bytes, 4_096, "buffers of no class are not kept");
+        // Packets of another size come.
+        spare.keep(Vec::with_capacity(512));
+        assert_eq!((spare.bytes, spare.classes[3].len(), spare.classes[1].len()), (2_560, 1, 1));
+        spare.keep(Vec::with_capacity(8_192));
+        assert_eq!(spare.bytes, 0, "a buffer above the limit is not kept");
+        spare.set_limit(100);
+        let buffer = spare.copy(&[0; 50]);
+        spare.keep(buffer);
+        assert_eq!(spare.bytes, 0, "nothing is kept below a lower limit");
     }
 }
