@@ -11,12 +11,12 @@ pub enum Ends {
     V6(Ipv6Addr, Ipv6Addr, u32),
 }
 
-/// An end of a packet's way.
+/// The source or the destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum End {
-    /// Where it comes from.
+    /// The source.
     Source,
-    /// Where it goes to.
+    /// The destination.
     Destination,
 }
 

@@ -65,7 +65,7 @@ pub struct DeniedAddresses {
     /// In the order of the rules.
     pub rules: Vec<DenyingRule>,
     /// Why the rules after these are not among them. `None`: there are no others, or no more were wanted.
-    pub end: Option<NoOffload>,
+    pub stopped_by: Option<NoOffload>,
 }
 
 /// A rule that denies the packets that have one of some addresses.
@@ -73,8 +73,6 @@ pub struct DeniedAddresses {
 pub struct DenyingRule {
     /// Its position among the rules, for the order of the rules of several ports and classes.
     pub position: usize,
-    /// Its number.
-    pub number: u32,
     /// The rules for which such a packet counts; the last one is the rule itself.
     pub counts: Box<[RuleId]>,
     /// Which address of the packet.
@@ -173,7 +171,7 @@ impl Walker {
         self.catch_up();
         let mut found = DeniedAddresses::default();
         if !self.generation.left_names.is_empty() {
-            return DeniedAddresses { end: Some(NoOffload::Recheck), ..found };
+            return DeniedAddresses { stopped_by: Some(NoOffload::Recheck), ..found };
         }
         let frame = class.frame();
         let Ok(sample) = wire::parse(LinkType::ETHERNET, &frame, frame.len() as u32) else { return found };
@@ -195,16 +193,15 @@ impl Walker {
                 Ok(Denying::Addresses(end, among)) => {
                     if let Some(addresses) = self.addresses(among) {
                         let counts = counts.iter().copied().chain([rule.id]).collect();
-                        let number = rule.number;
-                        found.rules.push(DenyingRule { position: at, number, counts, end, addresses });
+                        found.rules.push(DenyingRule { position: at, counts, end, addresses });
                     }
                 }
                 Ok(Denying::Jumps(_)) => {
-                    found.end = Some(NoOffload::Rule(rule.number, Obstacle::Jumps));
+                    found.stopped_by = Some(NoOffload::Rule(rule.number, Obstacle::Jumps));
                     break;
                 }
                 Err(obstacle) => {
-                    found.end = Some(NoOffload::Rule(rule.number, obstacle));
+                    found.stopped_by = Some(NoOffload::Rule(rule.number, obstacle));
                     break;
                 }
             }
@@ -369,11 +366,9 @@ mod tests {
     /// The numbers of the rules that deny, each with those that count before, and the reason of the end.
     fn denied(rules: &str, class: usize) -> (Vec<Vec<u32>>, Option<String>) {
         let (gate, found) = found(rules, class);
-        let rules = found.rules.iter().map(|rule| {
-            assert_eq!(gate.rule_number(*rule.counts.last().unwrap()), rule.number);
-            rule.counts.iter().map(|id| gate.rule_number(*id)).collect()
-        });
-        (rules.collect(), found.end.map(|end| end.to_string()))
+        let rules =
+            found.rules.iter().map(|rule| rule.counts.iter().map(|id| gate.rule_number(*id)).collect());
+        (rules.collect(), found.stopped_by.map(|end| end.to_string()))
     }
 
     fn found(rules: &str, class: usize) -> (Gate, DeniedAddresses) {
@@ -454,7 +449,7 @@ mod tests {
             };
             let mut all: Vec<_> =
                 found.rules.iter().map(|rule| format!("{:?} {}", rule.end, addresses(rule))).collect();
-            match found.end {
+            match found.stopped_by {
                 Some(NoOffload::Rule(65535, Obstacle::Action)) => {}
                 end => all.push(end.unwrap().to_string()),
             }
@@ -515,7 +510,7 @@ mod tests {
         let rules = "add 100 deny ip from 10.0.0.1 to any\nadd 200 deny ip from any to 10.0.0.1\nadd 300 allow ip from any to any";
         let ends = [0, 1, 2, 3].map(|limit| {
             let (_, found) = first(rules, 0, limit);
-            (found.rules.len(), found.end.map(|end| end.to_string()))
+            (found.rules.len(), found.stopped_by.map(|end| end.to_string()))
         });
         let end = "rule 300 does not only pass the packet".to_owned();
         assert_eq!(ends, [(0, None), (1, None), (2, None), (2, Some(end))]);

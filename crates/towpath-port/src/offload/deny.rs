@@ -210,7 +210,7 @@ impl DenyMap {
 
     /// The entry of a port applies in an epoch.
     pub fn renew(&self, index: u32, epoch: u64) {
-        self.set_epoch(index, epoch);
+        (0..DENYING_CLASSES).for_each(|class| self.words(index, class)[0].store(epoch, Ordering::Release));
     }
 
     /// Removes the entry of a port. It may be used again when no program can still have read it: after a second.
@@ -218,12 +218,8 @@ impl DenyMap {
     /// # Errors
     /// Errors of bpf(2). An entry that does not exist is none.
     pub fn remove_port(&self, index: u32, denying: Denying) -> io::Result<()> {
-        self.set_epoch(index, 0);
+        self.renew(index, 0);
         absent(sys::bpf_delete(self.ports.as_fd(), &denying.port()))
-    }
-
-    fn set_epoch(&self, index: u32, epoch: u64) {
-        (0..DENYING_CLASSES).for_each(|class| self.words(index, class)[0].store(epoch, Ordering::Release));
     }
 
     /// Packets of a class and their bytes that a rule has denied at a port.

@@ -5,7 +5,8 @@
 //! entries of the ports belong to an earlier epoch, and the packets take the path through the engine. So a change is effective at once.
 //!
 //! Cost: a change of a table costs in proportion to what changes, in steps of bounded cost ([`Contents`]). The lock of offload is held for
-//! [`STEPS`] of them at a time.
+//! [`STEPS`] of them at a time. In addition, each change walks the rules once for each port and class, and reading the counters takes a system
+//! call for each port, class and rule that denies.
 //!
 //! Bounds: [`DENIED_MAX`] addresses and networks, [`DENYING_RULES`] rules, [`DENYING_PORTS`] ports. Without room for a rule, this rule and
 //! all later ones stay in the engine: the first rule that denies a packet counts it.
@@ -27,7 +28,7 @@ use towpath_port::offload::deny::{DENIED_MAX, DENYING_CLASSES, DENYING_PORTS, DE
 use towpath_wire::{End, Time};
 
 pub(super) use self::contents::Retired;
-use self::contents::{Changes, Contents, Listed};
+use self::contents::{AddressList, Changes, Contents};
 use super::interfaces::Interfaces;
 use super::{QUARANTINE, with_version};
 
@@ -36,6 +37,8 @@ const STEPS: usize = 4096;
 
 /// The rules of each class of packets at a port, by their bits: those for which a packet counts. Empty for other rules.
 type Counted = [Vec<Box<[RuleId]>>; DENYING_CLASSES];
+
+const _: () = assert!(PacketClass::ALL.len() == DENYING_CLASSES);
 
 /// Packets and bytes, by class and bit.
 type Seen = [[[u64; 2]; DENYING_RULES]; DENYING_CLASSES];
@@ -58,16 +61,16 @@ struct Port {
 /// A rule that denies packets of a class at a port.
 #[derive(Debug)]
 struct Rule {
-    place: Place,
-    listed: Listed,
+    order: RuleOrder,
+    listed: AddressList,
     counts: Box<[RuleId]>,
 }
 
 /// The order of the rules: the position, and what distinguishes the addresses of a rule at different ports and of different classes.
-type Place = (usize, End, usize);
+type RuleOrder = (usize, End, usize);
 
 /// The tables of networks in rules. A rule keeps its table while its networks are the same, so that a change of another rule is small.
-type OfRules = HashMap<Box<[Key]>, Arc<Table>>;
+type NetworkTables = HashMap<Box<[Key]>, Arc<Table>>;
 
 /// What the kernel's maps are to have.
 #[derive(Debug)]
@@ -75,7 +78,9 @@ struct Wanted {
     epoch: u64,
     ports: Vec<(PortId, Denying, Counted)>,
     /// By bit.
-    tables: Vec<Listed>,
+    tables: Vec<AddressList>,
+    /// Ports are left that wait for the index of a port that has ended.
+    waits: bool,
 }
 
 /// See the module documentation.
@@ -83,7 +88,7 @@ struct Wanted {
 pub(super) struct Denied {
     map: Arc<FlowMap>,
     contents: Contents,
-    of_rules: OfRules,
+    network_tables: NetworkTables,
     ports: Vec<Port>,
     free: Vec<u32>,
     /// Ports that have ended, whose entries are not used again yet.
@@ -96,7 +101,7 @@ impl Denied {
         Self {
             map,
             contents: Contents::default(),
-            of_rules: OfRules::default(),
+            network_tables: NetworkTables::default(),
             ports: Vec::new(),
             free: (0..DENYING_PORTS).rev().collect(),
             quarantine: VecDeque::new(),
@@ -120,14 +125,17 @@ impl Denied {
         let version = walker.version();
         // The gate does so after walkers see the version, and may have done so with a later one. The maps must not change before.
         self.map.set_epoch(|epoch| epoch.max(with_version(epoch, version)));
-        let before = std::mem::take(&mut self.of_rules);
+        let before = std::mem::take(&mut self.network_tables);
         let arrivals: Vec<_> = walker.ports().ids().collect();
         let mut all = Vec::new();
         for arrival in arrivals {
             let Some(denying) = denying(topology, interfaces, arrival) else { continue };
             let classes = PacketClass::ALL.map(|class| {
                 let found = walker.denied_addresses(arrival, class, DENYING_RULES).rules;
-                found.into_iter().map(|rule| listed(rule, &before, &mut self.of_rules)).collect::<Vec<_>>()
+                found
+                    .into_iter()
+                    .map(|rule| listed(rule, &before, &mut self.network_tables))
+                    .collect::<Vec<_>>()
             });
             if classes.iter().any(|rules| !rules.is_empty()) {
                 all.push((arrival, denying, classes));
@@ -148,7 +156,7 @@ impl Denied {
             for (class, of_class) in classes.into_iter().enumerate() {
                 counted[class] = vec![Box::default(); rules.len()];
                 for rule in of_class {
-                    if let Ok(bit) = rules.binary_search_by_key(&rule.place, |(place, _)| *place) {
+                    if let Ok(bit) = rules.binary_search_by_key(&rule.order, |(order, _)| *order) {
                         counted[class][bit] = rule.counts;
                         denying.rules[class] |= 1 << bit;
                     }
@@ -158,18 +166,20 @@ impl Denied {
         });
         let ports = ports.collect();
         let tables = rules.into_iter().map(|(_, listed)| listed).collect();
-        self.wanted = Some(Wanted { epoch, ports, tables });
+        self.wanted = Some(Wanted { epoch, ports, tables, waits: false });
     }
 
     /// Does a bounded part of the work that is due. Returns true if more is left.
     pub(super) fn step(&mut self, walker: &mut Walker, now: Instant, at: Time) -> bool {
-        let Some(wanted) = self.wanted.take() else { return false };
+        let Some(wanted) = self.wanted.take_if(|wanted| !wanted.waits || !self.free.is_empty()) else {
+            return false;
+        };
         let mut steps = STEPS;
         let changes = self.contents.advance(&wanted.tables, &mut steps);
         if let Err(error) = self.change(&changes) {
             // The next change of the rules or tables tries it again.
             log::warn!(
-                "offload: the tables of rules that deny cannot be written ({error}): their packets stay in the engine"
+                "offload: the denied addresses cannot be written ({error}): the engine drops these packets"
             );
             self.contents.fail(changes);
             self.contents.retire(wanted.tables);
@@ -204,12 +214,17 @@ impl Denied {
         let ended = self.ports.extract_if(.., |port| !wanted.ports.iter().any(|other| is(port, other)));
         let ended: Vec<_> = ended.collect();
         ended.into_iter().for_each(|port| self.end(port, now));
-        for other in wanted.ports {
-            if self.ports.iter().any(|port| is(port, &other)) {
+        let mut waits = false;
+        for other in &wanted.ports {
+            if self.ports.iter().any(|port| is(port, other)) {
                 continue;
             }
-            let Some(index) = self.free.pop() else { continue };
-            let (arrival, denying, counted) = other;
+            let Some(index) = self.free.pop() else {
+                // Until the index of a port that has ended may be used again.
+                waits = !self.quarantine.is_empty();
+                continue;
+            };
+            let (arrival, denying, counted) = other.clone();
             let added = self.seen(index, denying.rules);
             let added = added.and_then(|seen| self.map.deny().add_port(index, denying).map(|()| seen));
             match added {
@@ -222,6 +237,9 @@ impl Denied {
         }
         self.map.set_denying_ports(self.ports.len());
         self.ports.iter().for_each(|port| self.map.deny().renew(port.index, wanted.epoch));
+        if waits {
+            self.wanted = Some(Wanted { waits, ..wanted });
+        }
     }
 
     /// The counters of the rules of an entry, which continue.
@@ -297,7 +315,7 @@ impl Denied {
                 Some(Ok(AddressTest { end: rule.end, has_table }))
             }
             (Some(_), _) => None,
-            (None, _) => found.end.map(|end| Err((end, test))),
+            (None, _) => found.stopped_by.map(|reason| Err((reason, test))),
         }
     }
 }
@@ -318,7 +336,7 @@ fn denying(topology: &Topology, interfaces: &Interfaces, arrival: PortId) -> Opt
 }
 
 /// The rule with a table of its addresses: that of `before`, if there is one.
-fn listed(rule: DenyingRule, before: &OfRules, now: &mut OfRules) -> Rule {
+fn listed(rule: DenyingRule, before: &NetworkTables, now: &mut NetworkTables) -> Rule {
     let table = match rule.addresses {
         DenyingAddresses::Table(table) => table,
         DenyingAddresses::Networks(networks) => {
@@ -327,8 +345,8 @@ fn listed(rule: DenyingRule, before: &OfRules, now: &mut OfRules) -> Rule {
             now.entry(networks).or_insert(table).clone()
         }
     };
-    let place = (rule.position, rule.end, Arc::as_ptr(&table).addr());
-    Rule { place, listed: (rule.end, table), counts: rule.counts }
+    let order = (rule.position, rule.end, Arc::as_ptr(&table).addr());
+    Rule { order, listed: (rule.end, table), counts: rule.counts }
 }
 
 fn table_of(networks: &[Key]) -> Table {
@@ -341,16 +359,16 @@ fn table_of(networks: &[Key]) -> Table {
 }
 
 /// The rules for which there is room, in their order.
-fn fitting<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<(Place, Listed)> {
-    let all: BTreeMap<_, _> = rules.map(|rule| (rule.place, &rule.listed)).collect();
+fn fitting<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<(RuleOrder, AddressList)> {
+    let all: BTreeMap<_, _> = rules.map(|rule| (rule.order, &rule.listed)).collect();
     let mut room = DENIED_MAX;
-    let fits = |(_, (_, table)): &(Place, &Listed)| {
+    let fits = |(_, (_, table)): &(RuleOrder, &AddressList)| {
         let left = room.checked_sub(table.len());
         room = left.unwrap_or(0);
         left.is_some()
     };
     let fitting = all.into_iter().take(DENYING_RULES).take_while(fits);
-    fitting.map(|(place, listed)| (place, listed.clone())).collect()
+    fitting.map(|(order, listed)| (order, listed.clone())).collect()
 }
 
 #[cfg(test)]
@@ -358,12 +376,12 @@ mod tests {
     use super::*;
 
     fn rule(position: usize, end: End, addresses: DenyingAddresses) -> DenyingRule {
-        DenyingRule { position, number: position as u32, counts: Box::default(), end, addresses }
+        DenyingRule { position, counts: Box::default(), end, addresses }
     }
 
     /// The rules, with the tables that they had before.
-    fn of(rules: Vec<DenyingRule>, before: &OfRules) -> (Vec<Rule>, OfRules) {
-        let mut now = OfRules::default();
+    fn of(rules: Vec<DenyingRule>, before: &NetworkTables) -> (Vec<Rule>, NetworkTables) {
+        let mut now = NetworkTables::default();
         (rules.into_iter().map(|rule| listed(rule, before, &mut now)).collect(), now)
     }
 
@@ -373,7 +391,7 @@ mod tests {
         let many = |count: usize, position: fn(usize) -> usize| {
             let table = || DenyingAddresses::Table(Arc::clone(&small));
             let rules = (0..count).rev().map(|at| rule(position(at), End::Source, table())).collect();
-            let found = fitting(of(rules, &OfRules::default()).0.iter());
+            let found = fitting(of(rules, &NetworkTables::default()).0.iter());
             found.iter().map(|((position, ..), _)| *position).collect::<Vec<_>>()
         };
         assert_eq!(many(40, |at| at / 2), (0..20).collect::<Vec<_>>());
@@ -394,7 +412,7 @@ mod tests {
                 rule(3, End::Destination, networks(&[four.clone(), six.clone()])),
             ]
         };
-        let (first, known) = of(rules(), &OfRules::default());
+        let (first, known) = of(rules(), &NetworkTables::default());
         let found = fitting(first.iter());
         let positions: Vec<_> = found.iter().map(|((position, end, _), _)| (*position, *end)).collect();
         let expected = [(3, End::Destination), (7, End::Source), (7, End::Source), (7, End::Destination)];
@@ -402,6 +420,6 @@ mod tests {
         assert_eq!((known.len(), found[0].1.1.len()), (3, 2));
         // The same rules later have the same tables.
         let (again, _) = of(rules(), &known);
-        assert!(first.iter().zip(&again).all(|(one, other)| one.place == other.place));
+        assert!(first.iter().zip(&again).all(|(one, other)| one.order == other.order));
     }
 }

@@ -81,9 +81,9 @@ impl RulesetManager {
                         let by = if test.has_table { "a table" } else { "its address" };
                         format!("offload: the kernel drops the packets {packets}: rule {rule} denies it by {by}")
                     }
-                    Some(Err((end, test))) => {
+                    Some(Err((reason, test))) => {
                         let by = if test.has_table { "table" } else { "addresses" };
-                        format!("{stays}; the kernel drops no packets by its {by}, because {end}")
+                        format!("{stays}; the kernel drops no packets by the rule's {by}, because {reason}")
                     }
                     None => stays,
                 }

@@ -17,9 +17,9 @@ use towpath_port::offload::deny::Net;
 use towpath_wire::End;
 
 /// The addresses of a rule, and which address of a packet is compared with them.
-pub(in super::super) type Listed = (End, Arc<Table>);
+pub(in super::super) type AddressList = (End, Arc<Table>);
 /// Tables of the past. The last reference to a large table takes long to drop: drop them without a lock.
-pub(in super::super) type Retired = Vec<Listed>;
+pub(in super::super) type Retired = Vec<AddressList>;
 
 /// Entries to be removed and written, in this order.
 #[derive(Debug, Default)]
@@ -34,9 +34,9 @@ pub(super) struct Contents {
     /// The entries, with the bits of the tables that contain all of their addresses. In order, so that the entries within a network follow it.
     nets: BTreeMap<Net, u32>,
     /// The tables, by bit, that the entries have after the change.
-    tables: Vec<Listed>,
+    tables: Vec<AddressList>,
     /// The tables before the change.
-    before: Vec<Listed>,
+    before: Vec<AddressList>,
     /// Of the change: what the tables have lost and gained. The last one comes first.
     differences: Vec<(End, Difference)>,
     /// A changed network, and the last entry within it that was compared.
@@ -53,13 +53,13 @@ impl Contents {
     }
 
     /// Returns true if the entries are those of these tables.
-    pub(super) fn has(&self, tables: &[Listed]) -> bool {
+    pub(super) fn has(&self, tables: &[AddressList]) -> bool {
         let is_complete = self.differences.is_empty() && self.within.is_none() && !self.failed;
         is_complete && self.tables.len() == tables.len() && self.tables.iter().zip(tables).all(are_same)
     }
 
     /// Does up to `steps` steps towards these tables, counts them down, and returns the changes of the maps.
-    pub(super) fn advance(&mut self, tables: &[Listed], steps: &mut usize) -> Changes {
+    pub(super) fn advance(&mut self, tables: &[AddressList], steps: &mut usize) -> Changes {
         let mut changes = Changes::default();
         while *steps > 0 {
             *steps -= 1;
@@ -101,7 +101,7 @@ impl Contents {
     }
 
     /// Begins the change to these tables.
-    fn begin(&mut self, tables: &[Listed]) {
+    fn begin(&mut self, tables: &[AddressList]) {
         self.retired.append(&mut self.before);
         self.before = std::mem::replace(&mut self.tables, tables.to_vec());
         // What is lost comes first, so that there is room for the rest.
@@ -136,7 +136,7 @@ impl Contents {
     }
 
     /// These tables are not wanted any more.
-    pub(super) fn retire(&mut self, tables: Vec<Listed>) {
+    pub(super) fn retire(&mut self, tables: Vec<AddressList>) {
         self.retired.extend(tables);
     }
 
@@ -145,15 +145,16 @@ impl Contents {
     }
 }
 
-fn are_same((one, other): (&Listed, &Listed)) -> bool {
+fn are_same((one, other): (&AddressList, &AddressList)) -> bool {
     one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1)
 }
 
 /// What the tables have and the others, by bit, do not have.
-fn missing(tables: &[Listed], others: &[Listed]) -> Vec<(End, Difference)> {
+fn missing(tables: &[AddressList], others: &[AddressList]) -> Vec<(End, Difference)> {
     let empty = Table::default();
-    let differs =
-        |(bit, listed): &(usize, &Listed)| !others.get(*bit).is_some_and(|other| are_same((listed, other)));
+    let differs = |(bit, listed): &(usize, &AddressList)| {
+        !others.get(*bit).is_some_and(|other| are_same((listed, other)))
+    };
     let found = tables.iter().enumerate().filter(differs).map(|(bit, (end, table))| {
         let other = others.get(bit).filter(|(same, _)| end == same).map_or(&empty, |(_, other)| &**other);
         (*end, table.difference(other))
@@ -162,7 +163,7 @@ fn missing(tables: &[Listed], others: &[Listed]) -> Vec<(End, Difference)> {
 }
 
 /// The bits of the tables that contain all addresses of a network, if one of them has it as an entry.
-fn bits(tables: &[Listed], net: &Net) -> Option<u32> {
+fn bits(tables: &[AddressList], net: &Net) -> Option<u32> {
     let key = match net.prefix() {
         (IpAddr::V4(address), len) => Key::Net4(address.to_bits(), len),
         (IpAddr::V6(address), len) => Key::Net6(address.to_bits(), len),
@@ -204,7 +205,7 @@ mod tests {
         table.add(&key, Value::legacy(0)).unwrap();
     }
 
-    fn table(end: End, networks: &[(&str, u8)]) -> Listed {
+    fn table(end: End, networks: &[(&str, u8)]) -> AddressList {
         let mut table = Table::default();
         networks.iter().for_each(|network| add(&mut table, *network));
         (end, Arc::new(table))
@@ -214,7 +215,7 @@ mod tests {
     fn finish(
         contents: &mut Contents,
         map: &mut BTreeMap<Net, u32>,
-        tables: &[Listed],
+        tables: &[AddressList],
         most: usize,
     ) -> [usize; 2] {
         let mut done = [0; 2];
@@ -238,9 +239,9 @@ mod tests {
     }
 
     /// The entries of the tables, by comparing each with all.
-    fn expected(tables: &[Listed]) -> BTreeMap<Net, u32> {
+    fn expected(tables: &[AddressList]) -> BTreeMap<Net, u32> {
         let list =
-            |(end, table): &Listed| table.list().iter().filter_map(|(key, _)| net(*end, key)).collect();
+            |(end, table): &AddressList| table.list().iter().filter_map(|(key, _)| net(*end, key)).collect();
         let lists: Vec<Vec<Net>> = tables.iter().map(list).collect();
         let all: BTreeSet<Net> = lists.iter().flatten().copied().collect();
         let bits = |net: &Net| {
@@ -373,7 +374,7 @@ mod tests {
             changes in proptest::collection::vec((0_usize..4, any::<u16>(), any::<bool>(), 0_usize..60), 0..60),
         ) {
             let (mut contents, mut map) = (Contents::default(), BTreeMap::new());
-            let mut tables: Vec<Listed> = Vec::new();
+            let mut tables: Vec<AddressList> = Vec::new();
             for (bit, n, gain, mut steps) in changes {
                 if bit < tables.len() {
                     let table = Arc::make_mut(&mut tables[bit].1);

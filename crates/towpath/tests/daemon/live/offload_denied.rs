@@ -95,8 +95,7 @@ fn tables_change(bridge: &str) {
         assert!(engine.ctl("add 70 allow udp from any to any 5001").status.success());
         (500..520).for_each(|number| flow.exchange(number));
         let words = "in wan udp 10.0.0.1:5001 > 10.0.0.2:5002";
-        let expected =
-            "the kernel drops no packets by its table, because rule 70 has a test whose result may differ";
+        let expected = "the kernel drops no packets by the rule's table, because rule 70 has a test whose result may differ";
         assert!(note(words).contains(expected), "{}", note(words));
         assert!(engine.ctl("delete 70").status.success());
         let before = offload(&engine, "dropped_packets");
@@ -192,7 +191,7 @@ add 200 allow ip from any to any
         let tcp = |port: u16| format!("in wan tcp 10.0.0.1:5001 > 10.0.0.2:{port}");
         explain(&tcp(5001), "the kernel drops the packets of this source: rule 65 denies it by its address");
         ctl("add 62 allow tcp from any to any 5001");
-        let stays = "no packets by its addresses, because rule 62 has a test whose result may differ";
+        let stays = "no packets by the rule's addresses, because rule 62 has a test whose result may differ";
         explain(&tcp(5002), stays);
         // Of the packets that came, the exchanged ones have passed.
         let passed = || rule(&engine, 60).0 - rule(&engine, 70).0 - by_80;
