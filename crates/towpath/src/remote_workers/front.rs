@@ -505,7 +505,7 @@ impl Side for FrontSide {
         self.front.message(subject, bytes, time(self.start, now));
     }
 
-    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>) {
+    fn turn(&mut self, readable: bool, room: usize, out: &mut Vec<Outgoing>) {
         let now = Instant::now();
         for token in self.poller.ready(readable) {
             if token == WAKE {
@@ -522,7 +522,7 @@ impl Side for FrontSide {
         }
         self.exchange();
         self.handle_events();
-        self.front.take_outgoing(out);
+        self.front.take_outgoing(out, room);
     }
 
     fn arm(&mut self) -> bool {
