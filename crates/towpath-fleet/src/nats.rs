@@ -513,7 +513,7 @@ async fn replay(stream: stream::Stream, subject: String, caller: Caller) -> Resu
             let message = message?;
             pending = message.info()?.pending;
             some = true;
-            if caller.replayed(Channel::States, &message).await.is_err() {
+            if caller.replayed(Channel::Replayed, &message).await.is_err() {
                 return Ok(());
             }
         }

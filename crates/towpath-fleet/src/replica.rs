@@ -93,6 +93,8 @@ pub struct Settings {
 pub enum Channel {
     /// To all gates.
     States,
+    /// To all gates, and sent again by the stream of the bus ([`Output::Replay`]).
+    Replayed,
     /// A request to this gate.
     Request,
     /// A part of a snapshot for this gate.
@@ -281,6 +283,12 @@ impl Replica {
             return self.stats.messages_peers += 1;
         }
         let Message { sender, kind, records } = message;
+        let is_current = |peer: &Peer| peer.sender.incarnation == sender.incarnation;
+        // A replay fills the gaps of one process. The stream also has batches of those before, whose incarnations are larger if the wall
+        // clock was set back.
+        if channel == Channel::Replayed && !self.peers.get(from).is_some_and(is_current) {
+            return self.stats.repeated += 1;
+        }
         let peer = self.peers.entry(from.to_owned()).or_insert_with(|| Peer::new(sender, now));
         // If the last process is silent, the other one may have begun after it.
         if peer.is_earlier(sender.incarnation) && !peer.is_silent(now) {
@@ -301,7 +309,9 @@ impl Replica {
             self.sync.want(from, Need::Joined, self.heard_at(now));
         }
         match (channel, kind) {
-            (Channel::States, Kind::States { seq }) => self.batch(from, seq, records, age, table, now),
+            (Channel::States | Channel::Replayed, Kind::States { seq }) => {
+                self.batch(from, seq, records, age, table, now)
+            }
             (Channel::Request, Kind::Request { epoch, cursor, chunks }) => {
                 self.request(from, epoch, cursor, chunks)
             }

@@ -353,7 +353,7 @@ impl World {
                     .map(|(.., b)| b.clone())
                     .collect();
                 for bytes in batches {
-                    let (due, channel) = (self.now, Channel::States);
+                    let (due, channel) = (self.now, Channel::Replayed);
                     self.moving.push(Moving { due, channel, from, to: gate, bytes });
                 }
             }

@@ -5,36 +5,53 @@
 //!
 //! A session is one connection. When it fails, the side is told, and another one begins after a second.
 //!
-//! Memory: the messages that the client has read are taken out of it at once, and handed to the side. While the server does not take what
-//! this side sends, they wait here. If more than `INBOUND_BYTES` wait, the session ends, so that every front
-//! and host knows which messages have not arrived: a piece that is dropped would not be missed before the next one of its session comes.
-//! The client itself drops messages of a subscription above `QUEUES`: more than it reads in a turn, which is 128 reads of 64 KiB. Then the
-//! session ends too.
+//! The side never waits for the server. What the client does not take waits here, in the `Outbox`; the client takes more when the server does.
+//!
+//! Memory, inbound: the messages that the client has read are taken out of it at once, and handed to the side before it reads again, which
+//! it does at most 128 times, for 64 KiB each. The client drops messages of a subscription above `QUEUES`, which are more than that. Then
+//! the session ends, so that every front and host knows which messages have not arrived: a piece that is dropped would not be missed
+//! before the next one of its session comes.
+//!
+//! Memory, outbound: from `ROOM` on, a side adds no pieces of sessions, so that their rings wait. What remains are answers to the messages
+//! of others. If more than `OUTBOUND_BYTES` wait, the session ends.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use async_nats::{Client, Event, Message, ServerError, Subscriber};
+use async_nats::message::OutboundMessage;
+use async_nats::{Client, Event, Message, ServerError, Subject, Subscriber};
 use bytes::Bytes;
 use futures_util::stream::{SelectAll, select_all};
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, SinkExt, StreamExt};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::task::coop::unconstrained;
 use tokio::time::{sleep_until, timeout};
 
-use crate::nats::{ANSWER, ClientQueues, RETRY, ServerConfig, SessionError, connect};
+use crate::nats::{ClientQueues, RETRY, ServerConfig, SessionError, connect};
 use crate::workers::Outgoing;
 
-/// Messages that wait in the client. In: those of a turn of reading, 128 * 64 KiB in messages of at least 16 bytes. Out: 128 MiB in pieces of
-/// 64 KiB.
-const QUEUES: ClientQueues = ClientQueues { inbound: 1 << 19, outbound: 2048 };
+/// Messages that wait in the client. In: those of a turn of reading, 128 * 64 KiB in messages of at least 16 bytes. Out: 16 MiB in pieces of
+/// 64 KiB; others wait in the outbox.
+const QUEUES: ClientQueues = ClientQueues { inbound: 1 << 19, outbound: 256 };
 
-/// Bytes of messages that wait for the side: twice the windows of all sessions of a front.
-const INBOUND_BYTES: usize = 128 << 20;
+/// Bytes in the outbox above which a side adds no pieces of sessions.
+const ROOM: usize = 8 << 20;
+
+/// Bytes in the outbox above which the session ends.
+const OUTBOUND_BYTES: usize = 128 << 20;
+
+/// What a message in the outbox counts, besides the bytes of its subject and its content.
+const OVERHEAD: usize = 64;
+const _: () = assert!(OVERHEAD >= size_of::<(Subject, Bytes)>());
+
+/// Time for the last messages.
+const LAST: Duration = Duration::from_secs(1);
 
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
@@ -54,8 +71,9 @@ pub trait Side {
     /// stream or consumer.
     fn message(&mut self, subject: &str, bytes: &Bytes, copied: bool, now: Instant);
 
-    /// A turn: serves the rings, and adds messages to `out`. `readable`: [`fd`](Self::fd) was readable since the last turn.
-    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>);
+    /// A turn: serves the rings, and adds messages to `out`. `readable`: [`fd`](Self::fd) was readable since the last turn. `room`: bytes of
+    /// pieces that may be added; the last one may be longer than the rest of the room. Without room, the rings wait.
+    fn turn(&mut self, readable: bool, room: usize, out: &mut Vec<Outgoing>);
 
     /// Prepares a sleep. Returns false if there is something to do.
     fn arm(&mut self) -> bool;
@@ -91,13 +109,14 @@ pub fn run(
                 reason = "the new function is unsafe; an OwnedFd always names the same descriptor"
             )]
             let ready = AsyncFd::with_interest(side.fd().try_clone_to_owned()?, Interest::READABLE)?;
-            let mut bus = Bus { subject, subjects, ready, readable: true, out: Vec::new() };
+            let outbox = Outbox::default();
+            let mut bus = Bus { subject, subjects, ready, readable: true, out: Vec::new(), outbox };
             if bus.meanwhile(side, tokio::time::sleep(wait)).await?.is_none() {
                 return Ok(None);
             }
             let (events, mut happened) = mpsc::channel(64);
             match bus.meanwhile(side, connect(config, name, QUEUES, events)).await? {
-                Some(Ok(client)) => bus.serve(&client, side, &mut happened).await,
+                Some(Ok(client)) => bus.serve(client, side, &mut happened).await,
                 Some(Err(error)) => Ok(Some(error)),
                 None => Ok(None),
             }
@@ -118,12 +137,14 @@ struct Bus<'a> {
     ready: AsyncFd<std::os::fd::OwnedFd>,
     /// It was readable since the last turn.
     readable: bool,
+    /// Of one turn.
     out: Vec<Outgoing>,
+    outbox: Outbox,
 }
 
 impl Bus<'_> {
     fn turn(&mut self, side: &mut impl Side) {
-        side.turn(std::mem::take(&mut self.readable), &mut self.out);
+        side.turn(std::mem::take(&mut self.readable), self.outbox.room(), &mut self.out);
     }
 
     /// Serves the rings without a connection until `done` is. `None`: the side is over.
@@ -155,11 +176,11 @@ impl Bus<'_> {
     /// One connection until it ends. `None`: the side is over.
     async fn serve(
         &mut self,
-        client: &Client,
+        mut client: Client,
         side: &mut impl Side,
         events: &mut mpsc::Receiver<Event>,
     ) -> io::Result<Option<SessionError>> {
-        let mut incoming = match self.subscribe(client).await {
+        let mut incoming = match self.subscribe(&client).await {
             Ok(subscribers) => select_all(subscribers),
             Err(error) => return Ok(Some(error)),
         };
@@ -170,19 +191,24 @@ impl Bus<'_> {
         loop {
             inbox.pass_on(side, skip);
             self.turn(side);
-            if let Err(error) = self.publish(client, &mut incoming, &mut inbox).await {
+            self.outbox.add(self.subject, &mut self.out);
+            let full = self.outbox.room() == 0;
+            if let Err(error) = self.outbox.send(&mut client).await {
                 return Ok(Some(error));
             }
             if side.is_over() {
-                let _ = timeout(ANSWER, client.flush()).await;
+                // Otherwise the client would keep the messages of the server.
+                drop(incoming);
+                let _ = timeout(LAST, self.outbox.send_all(&mut client)).await;
                 return Ok(None);
             }
             if !inbox.messages.is_empty() {
                 continue;
             }
-            // Also after a turn with much to do: what is left keeps the side from a sleep.
-            let again = !side.arm();
+            // Also after a turn with much to do, or without room: what is left keeps the side from a sleep.
+            let again = !side.arm() || full && self.outbox.room() > 0;
             let due = tokio::time::Instant::from_std(side.due());
+            let waits = !self.outbox.messages.is_empty();
             tokio::select! {
                 biased;
                 event = events.recv() => match event {
@@ -201,6 +227,8 @@ impl Bus<'_> {
                     Some(message) => inbox.take(message, &mut incoming),
                     None => return Ok(Some(SessionError::Ended)),
                 },
+                // An error is found by the next sending.
+                _ = poll_fn(|context| client.poll_ready_unpin(context)), if waits => {}
                 // A timer has a resolution of a millisecond.
                 () = tokio::task::yield_now(), if again => {}
                 () = sleep_until(due), if !again => {}
@@ -208,53 +236,82 @@ impl Bus<'_> {
         }
     }
 
+    /// Does not wait: the client has room for the subscriptions, and sends them before all messages.
     async fn subscribe(&self, client: &Client) -> Result<Vec<Subscriber>, SessionError> {
-        let failed = |error: &dyn std::fmt::Display| SessionError::Client(error.to_string());
         let mut subscribers = Vec::new();
         for tail in self.subjects {
             let subject = format!("{}.{tail}", self.subject);
-            subscribers.push(client.subscribe(subject).await.map_err(|error| failed(&error))?);
+            let subscribed = client.subscribe(subject).await;
+            subscribers.push(subscribed.map_err(|error| SessionError::Client(error.to_string()))?);
         }
-        client.flush().await.map_err(|error| failed(&error))?;
         Ok(subscribers)
     }
+}
 
-    /// Publishes what the side has collected. If the client has no room, messages of the server are taken out of it meanwhile.
-    async fn publish(
-        &mut self,
-        client: &Client,
-        incoming: &mut SelectAll<Subscriber>,
-        inbox: &mut Inbox,
-    ) -> Result<(), SessionError> {
-        for Outgoing { subject, bytes } in self.out.drain(..) {
-            let subject = format!("{}.{subject}", self.subject);
-            let mut published = std::pin::pin!(client.publish(subject, bytes));
-            loop {
-                tokio::select! {
-                    biased;
-                    result = &mut published => {
-                        result.map_err(|error| SessionError::Client(error.to_string()))?;
-                        break;
-                    }
-                    // Not interrupted while there are messages: what waits in the client has no bound in bytes.
-                    message = unconstrained(incoming.next()) => {
-                        inbox.take(message.ok_or(SessionError::Ended)?, incoming);
-                        if inbox.bytes > INBOUND_BYTES {
-                            return Err(SessionError::Behind);
-                        }
-                    }
-                }
+/// Messages that the client has not taken.
+#[derive(Debug, Default)]
+struct Outbox {
+    messages: VecDeque<(Subject, Bytes)>,
+    /// What they count.
+    bytes: usize,
+}
+
+impl Outbox {
+    /// Bytes of pieces that a side may add.
+    fn room(&self) -> usize {
+        ROOM.saturating_sub(self.bytes)
+    }
+
+    fn add(&mut self, subject: &str, out: &mut Vec<Outgoing>) {
+        for Outgoing { subject: tail, bytes } in out.drain(..) {
+            let subject = Subject::from(format!("{subject}.{tail}"));
+            self.bytes += cost(&subject, &bytes);
+            self.messages.push_back((subject, bytes));
+        }
+    }
+
+    /// Gives messages to the client, as many as it takes now. Does not wait.
+    async fn send(&mut self, client: &mut Client) -> Result<(), SessionError> {
+        unconstrained(poll_fn(|context| Poll::Ready(self.send_some(client, context)))).await?;
+        if self.bytes > OUTBOUND_BYTES { Err(SessionError::Behind) } else { Ok(()) }
+    }
+
+    fn send_some(&mut self, client: &mut Client, context: &mut Context<'_>) -> Result<(), SessionError> {
+        let failed = |error: async_nats::PublishError| SessionError::Client(error.to_string());
+        while !self.messages.is_empty() {
+            match client.poll_ready_unpin(context) {
+                Poll::Ready(ready) => ready.map_err(failed)?,
+                Poll::Pending => break,
+            }
+            if let Some((subject, payload)) = self.messages.pop_front() {
+                self.bytes -= cost(&subject, &payload);
+                let message = OutboundMessage { subject, payload, reply: None, headers: None };
+                client.start_send_unpin(message).map_err(failed)?;
             }
         }
         Ok(())
     }
+
+    /// Waits until the server has all of them.
+    async fn send_all(&mut self, client: &mut Client) -> Result<(), SessionError> {
+        poll_fn(|context| match self.send_some(client, context) {
+            Ok(()) if !self.messages.is_empty() => Poll::Pending,
+            sent => Poll::Ready(sent),
+        })
+        .await?;
+        client.flush().await.map_err(|error| SessionError::Client(error.to_string()))
+    }
+}
+
+/// What a message in the outbox counts.
+fn cost(subject: &Subject, bytes: &Bytes) -> usize {
+    OVERHEAD + subject.len() + bytes.len()
 }
 
 /// Messages that the client has read and the side has not got.
 #[derive(Debug, Default)]
 struct Inbox {
     messages: VecDeque<Message>,
-    bytes: usize,
 }
 
 impl Inbox {
@@ -262,7 +319,6 @@ impl Inbox {
     fn take(&mut self, first: Message, incoming: &mut SelectAll<Subscriber>) {
         let mut next = Some(first);
         while let Some(message) = next {
-            self.bytes += cost(&message);
             self.messages.push_back(message);
             next = unconstrained(incoming.next()).now_or_never().flatten();
         }
@@ -275,18 +331,12 @@ impl Inbox {
         }
         let now = Instant::now();
         for message in self.messages.drain(..MESSAGES.min(self.messages.len())) {
-            self.bytes -= cost(&message);
             // A front or a host sends neither headers nor a subject for replies; copies of streams have the former, those of consumers the
             // latter.
             let copied = message.headers.is_some() || message.reply.is_some();
             side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied, now);
         }
     }
-}
-
-/// The bytes of a message in memory.
-fn cost(message: &Message) -> usize {
-    size_of::<Message>() + message.length
 }
 
 #[cfg(test)]

@@ -76,6 +76,43 @@ proptest! {
     }
 }
 
+/// The gate 0 is killed after its clock was set back, so that its last process has a larger incarnation than the next one. A replay has
+/// batches of both.
+#[test]
+fn a_replay_brings_back_no_state_of_an_earlier_process() {
+    let bus = Bus { lost: 9, repeated: 16, delay: Duration::ZERO, ..CALM };
+    let mut world = World::new(Bus { skew: Duration::ZERO, ..bus }, 7_658_665_549_220_075_162);
+    let tcp = |reply| Step::Packet { gate: 2, flow: 4, reply, tcp: Some("syn") };
+    let before = [Step::Wait(771), Step::Wait(1111), Step::Wait(111), tcp(false), tcp(true), Step::Wait(616)];
+    let split = [udp(0, 2, true), Step::Wait(1381), Step::Split(2), udp(0, 2, false)];
+    let killed = [Step::Jump { gate: 0, seconds: -5 }, Step::Wait(16), Step::Restart(1), Step::Restart(0)];
+    let after = [81, 601, 416, 891].map(Step::Wait);
+    for step in before.into_iter().chain(split).chain(killed).chain(after) {
+        world.step(step);
+    }
+    world.settle();
+}
+
+#[test]
+fn a_replay_fills_gaps_of_the_process_that_was_heard() {
+    let now = Time::from_secs(1_000);
+    let (mut host, mut replica) = (Host::new(0, now), replica(0, 1));
+    replica.connect(now);
+    let mut take = |channel, incarnation, seq| {
+        let sender = Sender { incarnation, at: now, fingerprint: 0, in_step: true, unchecked: false };
+        let bytes = Message { sender, kind: Kind::States { seq }, records: &[] }.encode();
+        replica.message(channel, "g1", &bytes, &mut host, now);
+        let stats = replica.stats(now);
+        (stats.gaps, stats.replayed, stats.repeated)
+    };
+    assert_eq!(take(Channel::Replayed, 5, 1), (0, 0, 1), "no process was heard");
+    assert_eq!(take(Channel::States, 5, 1), (0, 0, 1));
+    assert_eq!(take(Channel::States, 5, 3), (1, 0, 1));
+    assert_eq!(take(Channel::Replayed, 9, 2), (1, 0, 2), "another process");
+    assert_eq!(take(Channel::Replayed, 5, 2), (1, 1, 2));
+    assert_eq!(take(Channel::States, 5, 4), (1, 1, 2));
+}
+
 pub(super) const CALM: Bus = Bus {
     lost: 0,
     repeated: 0,

@@ -92,6 +92,8 @@ pub struct Front {
     /// Slots without a worker.
     waiting: VecDeque<u32>,
     sessions_made: u32,
+    /// How often messages were taken: with little room, another session comes first each time.
+    taken: usize,
     pinged: Option<Time>,
     out: Vec<Outgoing>,
     events: VecDeque<FrontEvent>,
@@ -112,6 +114,7 @@ impl Front {
             sessions: HashMap::new(),
             waiting: VecDeque::new(),
             sessions_made: 0,
+            taken: 0,
             pinged: None,
             out: Vec::new(),
             events: VecDeque::new(),
@@ -411,17 +414,23 @@ impl Front {
         hosts
     }
 
-    /// Moves the messages for the bus to `out`: what is ready of each session in pieces.
-    pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>) {
+    /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
+    pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         out.append(&mut self.out);
-        for session in self.sessions.values_mut().filter(|session| session.ready) {
-            while let Some((number, taken, bytes)) = session.link.next() {
+        self.taken = self.taken.wrapping_add(1);
+        let first = self.taken % self.sessions.len().max(1);
+        let mut pieces = |session: &mut Session| {
+            while session.ready && room > 0 {
+                let Some((number, taken, bytes)) = session.link.next() else { return };
                 let body = Body::Data { id: session.id, number, taken, bytes };
-                let message = Message { from: self.instance, to: session.host.instance, body };
+                let bytes = Message { from: self.instance, to: session.host.instance, body }.to_bytes();
+                room = room.saturating_sub(bytes.len());
                 let subject = format!("host.{}.{}", session.host.name, self.name);
-                out.push(Outgoing { subject, bytes: message.to_bytes() });
+                out.push(Outgoing { subject, bytes });
             }
-        }
+        };
+        self.sessions.values_mut().skip(first).for_each(&mut pieces);
+        self.sessions.values_mut().take(first).for_each(pieces);
     }
 
     /// What the caller does next.

@@ -74,6 +74,8 @@ pub struct Host {
     fronts: HashMap<Peer, RemoteFront>,
     sessions: HashMap<u64, Session>,
     sessions_made: u64,
+    /// How often messages were taken: with little room, another session comes first each time.
+    taken: usize,
     offered: Option<Time>,
     out: Vec<Outgoing>,
     events: VecDeque<HostEvent>,
@@ -95,6 +97,7 @@ impl Host {
             fronts: HashMap::new(),
             sessions: HashMap::new(),
             sessions_made: 0,
+            taken: 0,
             offered: None,
             out: Vec::new(),
             events: VecDeque::new(),
@@ -238,7 +241,8 @@ impl Host {
     pub fn fail(&mut self, session: u64, error: LinkError) {
         self.stats.broken += 1;
         self.events.push_back(HostEvent::Stop { session, kill: true });
-        self.flush(session);
+        let mut room = usize::MAX;
+        self.flush(session, &mut room);
         self.end(session, error.to_string());
     }
 
@@ -250,11 +254,10 @@ impl Host {
         self.send(&front, Body::Ready { id, events, parts });
     }
 
-    /// The program of the session has ended. The front learns it after the rest of the answers, as its window permits.
+    /// The program of the session has ended. The front learns it after the rest of the answers, as its window and the room permit.
     pub fn gone(&mut self, session: u64, why: &str) {
         if let Some(found) = self.sessions.get_mut(&session) {
             found.over = Some(why.to_owned());
-            self.flush(session);
             self.end_sent(session);
         }
     }
@@ -275,14 +278,17 @@ impl Host {
         }
     }
 
-    /// Moves what the session has sent to the messages for the bus, up to the window.
-    fn flush(&mut self, session: u64) {
+    /// Moves what the session has sent to the messages for the bus, up to the window, while there is room.
+    fn flush(&mut self, session: u64, room: &mut usize) {
         let Some(session) = self.sessions.get_mut(&session) else { return };
-        while let Some((number, taken, bytes)) = session.link.next() {
+        while *room > 0
+            && let Some((number, taken, bytes)) = session.link.next()
+        {
             let body = Body::Data { id: session.id, number, taken, bytes };
-            let message = Message { from: self.instance, to: session.front.instance, body };
+            let bytes = Message { from: self.instance, to: session.front.instance, body }.to_bytes();
+            *room = room.saturating_sub(bytes.len());
             let subject = format!("front.{}.{}", session.front.name, self.name);
-            self.out.push(Outgoing { subject, bytes: message.to_bytes() });
+            self.out.push(Outgoing { subject, bytes });
         }
     }
 
@@ -379,12 +385,15 @@ impl Host {
         self.sessions[&session].id
     }
 
-    /// Moves the messages for the bus to `out`: what is ready of each session in pieces.
-    pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>) {
+    /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
+    pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         let mut sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        self.taken = self.taken.wrapping_add(1);
+        let first = self.taken % sessions.len().max(1);
+        sessions.rotate_left(first);
         sessions.retain(|session| self.sessions[session].ready.is_some());
         for session in sessions {
-            self.flush(session);
+            self.flush(session, &mut room);
             self.end_sent(session);
         }
         out.append(&mut self.out);

@@ -76,7 +76,7 @@ metrics! {
         pub silent: counter events as "ended": "Sessions that ended, by reason." (reason = "silent"),
         /// Sessions that ended because a message of the bus was lost, came twice or was damaged.
         pub broken: counter events as "ended" (reason = "broken"),
-        /// Connections to the server that ended because more than 128 MiB of its messages waited.
+        /// Connections to the server that ended because more than 128 MiB of messages for it waited.
         pub overflows: counter events,
         /// Messages of the bus that were refused, by reason: no message of this protocol.
         pub malformed: counter messages as "refused": "Messages of the bus that were refused, by reason." (reason = "malformed"),

@@ -31,6 +31,8 @@ enum Step {
     Exit,
     /// The server restarts.
     Restart,
+    /// Each side has so many bytes of room in the client of the bus.
+    Room(usize),
     /// Any bytes on the subject of the front, and of a host.
     Noise(Vec<u8>),
 }
@@ -45,6 +47,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..2usize).prop_map(Step::Kill),
         1 => Just(Step::Exit),
         1 => Just(Step::Restart),
+        1 => prop_oneof![Just(0), Just(1), 1..100_000usize].prop_map(Step::Room),
         1 => prop::collection::vec(any::<u8>(), 0..60).prop_map(Step::Noise),
     ];
     prop::collection::vec(step, 0..150)
@@ -68,6 +71,7 @@ struct World {
     programs: Vec<BTreeSet<u64>>,
     rings: BTreeMap<u32, Ring>,
     bus: VecDeque<Outgoing>,
+    room: usize,
     /// Messages that no worker has.
     queue: VecDeque<(u64, u16)>,
     lengths: BTreeMap<u64, u16>,
@@ -88,6 +92,7 @@ impl World {
             programs: vec![BTreeSet::new(); 2],
             rings: (0..SLOTS).map(|slot| (slot, Ring::default())).collect(),
             bus: VecDeque::new(),
+            room: usize::MAX,
             queue: VecDeque::new(),
             lengths: BTreeMap::new(),
             answered: BTreeSet::new(),
@@ -132,6 +137,7 @@ impl World {
                 self.front.disconnected("restart");
                 self.hosts.iter_mut().for_each(|host| host.disconnected("restart"));
             }
+            Step::Room(room) => self.room = room,
             Step::Noise(bytes) => {
                 let bytes = Bytes::from(bytes);
                 self.front.message("front.f.h0", &bytes, self.now);
@@ -149,8 +155,8 @@ impl World {
             self.serve_front();
             (0..self.hosts.len()).for_each(|at| self.serve_host(at));
             let mut out = Vec::new();
-            self.front.take_outgoing(&mut out);
-            self.hosts.iter_mut().for_each(|host| host.take_outgoing(&mut out));
+            self.front.take_outgoing(&mut out, self.room);
+            self.hosts.iter_mut().for_each(|host| host.take_outgoing(&mut out, self.room));
             self.bus.extend(out);
             // Some of the messages stay on their way.
             for _ in 0..self.bus.len().div_ceil(2) {
@@ -280,6 +286,7 @@ fn run(steps: Vec<Step>) {
     let mut world = World::new();
     steps.into_iter().for_each(|step| world.step(step));
     // In peace, all is answered.
+    world.room = usize::MAX;
     for _ in 0..100 {
         world.step(Step::Wait(100));
     }
@@ -341,10 +348,10 @@ fn the_nearest_host_comes_first() {
         front.message(&format!("front.f.{name}"), &pong.to_bytes(), at(trip));
     }
     let mut out = Vec::new();
-    front.take_outgoing(&mut out);
+    front.take_outgoing(&mut out, usize::MAX);
     out.clear();
     (0..3).for_each(|slot| front.want(slot));
-    front.take_outgoing(&mut out);
+    front.take_outgoing(&mut out, usize::MAX);
     let subjects: Vec<_> = out.iter().map(|out| &*out.subject).collect();
     assert_eq!(subjects, ["host.near.f", "host.near.f", "host.far.f"]);
     let names: Vec<_> = front.hosts().into_iter().map(|host| host.name).collect();
@@ -453,7 +460,7 @@ fn an_answer_longer_than_the_window_arrives_after_its_program_has_exited() {
     let (mut received, mut ended) = (0, None);
     for _ in 0..1000 {
         let mut out = Vec::new();
-        world.hosts[at].take_outgoing(&mut out);
+        world.hosts[at].take_outgoing(&mut out, usize::MAX);
         out.into_iter().for_each(|out| world.front.message(&out.subject, &out.bytes, world.now));
         for slot in 0..SLOTS {
             let Some(link) = world.front.link(slot) else { continue };
@@ -470,12 +477,46 @@ fn an_answer_longer_than_the_window_arrives_after_its_program_has_exited() {
             }
         }
         let mut out = Vec::new();
-        world.front.take_outgoing(&mut out);
+        world.front.take_outgoing(&mut out, usize::MAX);
         out.retain(|out| out.subject.contains(&format!("h{at}")));
         out.into_iter().for_each(|out| world.hosts[at].message(&out.subject, &out.bytes, world.now));
     }
     assert_eq!((received, ended), (payload.len(), Some(format!("host h{at}: exit"))));
     assert_eq!(world.hosts[at].sessions(), sessions - 1);
+}
+
+#[test]
+fn without_room_the_pieces_of_sessions_wait_and_with_little_they_take_turns() {
+    let mut world = World::new();
+    (0..10).for_each(|_| world.step(Step::Wait(100)));
+    let payload = vec![5; 2 * message::CHUNK];
+    let at = usize::from(world.programs[0].len() < 2);
+    for session in world.programs[at].clone() {
+        world.hosts[at].link(session).unwrap().push(&Record::default(), &payload);
+    }
+    (0..SLOTS).for_each(|slot| world.front.link(slot).unwrap().push(&Record::default(), &payload));
+    let mut sessions = BTreeSet::new();
+    let mut take = |room| {
+        let (mut out, mut other) = (Vec::new(), Vec::new());
+        world.front.take_outgoing(&mut out, room);
+        world.hosts[at].take_outgoing(&mut other, room);
+        [out, other].map(|out| {
+            let bodies = out.iter().map(|out| message::Message::parse(&out.bytes).unwrap().body);
+            let pieces = bodies.filter_map(|body| match body {
+                message::Body::Data { id, bytes, .. } if !bytes.is_empty() => Some(id),
+                _ => None,
+            });
+            let pieces: Vec<_> = pieces.collect();
+            sessions.extend(out.iter().zip(&pieces).map(|(out, id)| (out.subject.clone(), id.worker)));
+            pieces.len()
+        })
+    };
+    assert_eq!(take(0), [0, 0]);
+    // One piece each time, of another session.
+    for _ in 0..SLOTS {
+        assert_eq!(take(1), [1, 1]);
+    }
+    assert_eq!(sessions.len(), 5, "{sessions:?}");
 }
 
 #[test]

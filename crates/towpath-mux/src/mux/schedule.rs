@@ -101,6 +101,14 @@ impl Mux {
         given
     }
 
+    /// Tells how long it takes until the worker has the next message after an answer, if it is on another machine. It then gets as many
+    /// messages as it can do meanwhile besides those of its turn, up to its credit.
+    pub fn set_round_trip(&mut self, id: worker::Id, trip: Duration) {
+        if let Some(worker) = self.workers.get_mut(id) {
+            worker.round_trip = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
+        }
+    }
+
     /// As [`Mux::poll_at_most`], but messages of a connection that were read together come as one batch. A
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
@@ -156,12 +164,13 @@ impl Mux {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
-        self.in_flight.set_turn(share);
         let worker = self.workers.get_mut(id)?;
+        let held = share.saturating_add(self.service_time.ahead(worker.round_trip));
+        self.in_flight.set_turn(held);
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(share).min(most), share))
+        Some((worker.credit.min(held).min(most), share))
     }
 
     /// The worker was given this number of messages.

@@ -306,9 +306,10 @@ impl FrontSide {
 
     /// Attaches in a helper thread: the pool may be busy.
     fn attach(&self, slot: u32, name: String, options: Options, credit: u16) {
+        let round_trip = self.front.round_trip(slot).unwrap_or_default();
         let mut registry = self.shared.lock();
         let Some(worker) = registry.workers.get_mut(&slot) else { return };
-        worker.remote = RemoteWorker { name, credit: usize::from(credit), ..RemoteWorker::default() };
+        worker.remote = RemoteWorker { name, credit: usize::from(credit), round_trip, end: None };
         let socket = worker.socket.clone();
         drop(registry);
         let shared = Arc::clone(&self.shared);
@@ -505,7 +506,7 @@ impl Side for FrontSide {
         self.front.message(subject, bytes, time(self.start, now));
     }
 
-    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>) {
+    fn turn(&mut self, readable: bool, room: usize, out: &mut Vec<Outgoing>) {
         let now = Instant::now();
         for token in self.poller.ready(readable) {
             if token == WAKE {
@@ -522,7 +523,7 @@ impl Side for FrontSide {
         }
         self.exchange();
         self.handle_events();
-        self.front.take_outgoing(out);
+        self.front.take_outgoing(out, room);
     }
 
     fn arm(&mut self) -> bool {

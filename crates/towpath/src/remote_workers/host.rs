@@ -463,7 +463,7 @@ impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
         self.host.message(subject, bytes, time(self.start, now));
     }
 
-    fn turn(&mut self, readable: bool, out: &mut Vec<Outgoing>) {
+    fn turn(&mut self, readable: bool, room: usize, out: &mut Vec<Outgoing>) {
         let now = Instant::now();
         let (mut look, mut signals) = (self.waits(), self.draining.is_some());
         for token in self.poller.ready(readable) {
@@ -489,7 +489,7 @@ impl<E: FnMut() -> bool> Side for HostSide<'_, E> {
         }
         self.exchange(now);
         self.handle_events(now);
-        self.host.take_outgoing(out);
+        self.host.take_outgoing(out, room);
     }
 
     fn arm(&mut self) -> bool {
