@@ -180,7 +180,7 @@ impl Front {
 
     fn connect(&self) -> BufReader<TcpStream> {
         let stream = TcpStream::connect(&self.address).expect("connecting to the mux");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
         BufReader::new(stream)
     }
 
@@ -612,7 +612,7 @@ fn the_mux_example() {
     BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut said).expect("a line");
     let port = said.trim().strip_prefix("port ").expect("the port");
     let stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connecting to the mux");
-    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     let mut stream = BufReader::new(stream);
     let answers: Vec<String> = ["hello", "world"]
         .map(|text| {

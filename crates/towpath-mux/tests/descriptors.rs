@@ -36,7 +36,7 @@ fn accepting_resumes_when_descriptors_are_free() {
     }
     assert_eq!(server.accept_stats().accepted, 0);
     drop(files);
-    client.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     client.write_all(b"hello\n").expect("it is open");
     let mut answer = [0; 6];
     client.read_exact(&mut answer).expect("an answer");

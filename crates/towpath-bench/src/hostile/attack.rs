@@ -1,4 +1,5 @@
-//! The attackers. Each is a process that attacks until its time is over, and then exits without closing anything.
+//! The attackers. Each is a process that attacks until its time is over, and then exits without closing anything. Its time begins with its
+//! first operation.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -24,6 +25,8 @@ pub(super) const OTHER_USER: u32 = 65534;
 pub(super) const TICK: Duration = Duration::from_millis(10);
 /// Operations done.
 static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Longest time until the first operation, and until the first memory of a mode that collects it, on a busy machine.
+const BEGIN: Duration = Duration::from_secs(20);
 /// Pause after a refusal: an attacker that is barred or over its quota tries again.
 const REFUSED: Duration = Duration::from_millis(1);
 /// Length of long replacements; the engine permits packets of a frame.
@@ -55,7 +58,8 @@ pub(crate) struct Attack {
     share: f64,
 }
 
-/// Runs an attacker. Prints the number of operations, the bytes of memory that it has collected, and its CPU time in [`TICK`]s.
+/// Runs an attacker. Prints the number of operations, the bytes of memory that it has collected, its CPU time in [`TICK`]s, and the
+/// milliseconds since its start.
 pub(crate) fn side(order: &Attack) -> Result<()> {
     let Attack { mode, directory, mux, milliseconds, user, lanes, netns_pid, share } = order;
     if *netns_pid != 0 {
@@ -65,11 +69,18 @@ pub(crate) fn side(order: &Attack) -> Result<()> {
         become_other_user()?;
     }
     // `exit` below ends the process without closing anything first, as a kill does.
-    let time = Duration::from_millis(*milliseconds);
+    let (time, begun) = (Duration::from_millis(*milliseconds), Instant::now());
+    let collects = [super::PASS_ON, super::REOPEN].contains(&&**mode);
     thread::spawn(move || {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let begins = || count(&COUNT) > 0 && (!collects || count(&COLLECTED) > 0);
+        while !begins() && begun.elapsed() < BEGIN {
+            thread::sleep(REFUSED);
+        }
         thread::sleep(time);
-        let counts = [&COUNT, &COLLECTED].map(|count| count.load(Ordering::Relaxed));
-        let mut numbers = counts.into_iter().chain([cpu_ticks().unwrap_or(0)]);
+        let counts = [&COUNT, &COLLECTED].map(count);
+        let spent = [cpu_ticks().unwrap_or(0), begun.elapsed().as_millis() as u64];
+        let mut numbers = counts.into_iter().chain(spent);
         let said = numbers.try_for_each(|number| say(&number.to_string()));
         std::process::exit(i32::from(said.is_err()));
     });

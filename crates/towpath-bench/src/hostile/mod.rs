@@ -381,7 +381,7 @@ struct Attacked {
     cpu: f64,
 }
 
-/// Attacks for `time`.
+/// Attacks for `time` from the first operation.
 fn attack(mode: Mode, setup: Setup, time: Duration, share: f64, engine: &Engine) -> Result<Attacked> {
     let before = engine.program_ticks();
     let words = [
@@ -399,7 +399,9 @@ fn attack(mode: Mode, setup: Setup, time: Duration, share: f64, engine: &Engine)
     let mut side = Side::start(&words, &[])?;
     let (attacks, collected) = (side.number()? as u64, side.number()? as u64);
     let programs = engine.program_ticks().saturating_sub(before);
-    let cpu = (side.number()? + programs as f64) * attack::TICK.as_secs_f64() / time.as_secs_f64();
+    let ticks = side.number()? + programs as f64;
+    let seconds = side.number()? / 1e3;
+    let cpu = ticks * attack::TICK.as_secs_f64() / seconds;
     side.finish()?;
     ensure!(attacks > 0, "the attacker did nothing");
     ensure!(collected > 0 || ![PASS_ON, REOPEN].contains(&mode.name), "the attacker got no memory");

@@ -448,7 +448,8 @@ mod tests {
         assert_eq!(quotas.lock().bytes_of(uid), 0);
 
         let (ours, theirs) = sys::pair().unwrap();
-        drop(theirs);
+        // Not by a drop: a child that another test has forked holds a copy until it calls execve(2).
+        rustix::net::shutdown(&theirs, rustix::net::Shutdown::Both).unwrap();
         let peer = peer(0);
         let charge = quotas.take(&peer, "ids", 50, Instant::now()).unwrap();
         let ours = Reaper::shared().wrap(PeerKey::User(uid), ours);

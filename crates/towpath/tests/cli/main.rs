@@ -12,6 +12,8 @@ mod docs;
 #[path = "../common/example.rs"]
 mod example;
 mod example_rules;
+#[path = "../common/executable.rs"]
+mod executable;
 mod frame;
 mod framing;
 mod mux;

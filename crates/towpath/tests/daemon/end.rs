@@ -60,7 +60,7 @@ fn a_second_signal_waits_for_no_inspector() {
             } else {
                 kill_process(Pid::from_child(&engine), Signal::TERM).unwrap();
             }
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(2));
         }
         let (said, status) = (log.whole(), engine.wait().unwrap());
         assert!(status.success(), "{said}");

@@ -7,6 +7,8 @@ mod deserter;
 mod end;
 #[path = "../common/example.rs"]
 mod example;
+#[path = "../common/executable.rs"]
+mod executable;
 mod fleet;
 mod flow_records;
 mod guides;

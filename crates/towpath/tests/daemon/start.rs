@@ -14,7 +14,7 @@ use crate::bridged::BRIDGE;
 use crate::support::{Control, Log, until};
 
 /// Time limit for an end without a wait: much longer than necessary.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts an engine with `more` in its configuration.
 fn start(directory: &Path, more: &str) -> (Child, Log) {
@@ -41,7 +41,8 @@ fn ended((mut child, log): (Child, Log)) -> (Option<i32>, String) {
         if begun.elapsed() > PATIENCE {
             child.kill().unwrap();
         }
-        std::thread::yield_now();
+        // Yield the processor to the processes that end.
+        std::thread::sleep(Duration::from_millis(2));
     }
     (child.wait().unwrap().code(), log.whole())
 }
@@ -116,7 +117,9 @@ fn an_engine_in_a_pid_namespace_is_asked_from_outside() {
         let mut engine = engine.spawn().unwrap();
         let _log = Log::of(&mut engine);
         let control = Control::of(directory.path());
-        until(|| directory.path().join("ctl.sock.ring").exists());
+        until(|| {
+            directory.path().join("ctl.sock.ring").exists() && control.ctl("show stats").status.success()
+        });
         let stats = control.json("show stats --json");
         assert_eq!(stats["stats"]["packets"], 0, "{stats}");
         assert!(control.ctl("dump states").status.success());

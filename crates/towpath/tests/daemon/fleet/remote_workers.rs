@@ -131,8 +131,10 @@ fn a_mux_of_an_engine_has_workers_on_other_machines() {
             drop(server);
             until(|| engine.json("show rings --json")["rings"].as_array().map(Vec::len) == Some(1));
             assert_eq!(ask(&mut web, b"two"), (local, b"two".to_vec()));
-            let remote = engine.json("show mux --json")["mux"]["remote"].take();
-            assert!(remote["server"].is_null() && remote["error"].is_string(), "{remote}");
+            until(|| {
+                let remote = engine.json("show mux --json")["mux"]["remote"].take();
+                remote["server"].is_null() && remote["error"].is_string()
+            });
             send(&mut far, b"early");
         }
         let _server = Server::with(directory.path(), SERVER);

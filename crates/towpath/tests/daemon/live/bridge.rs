@@ -299,7 +299,7 @@ fn several_threads_share_one_gate() {
             (&1.into(), &0.into()),
             "{queues}"
         );
-        assert_eq!(engine.json("show rings --json")["rings"].as_array().unwrap().len(), 2);
+        until(|| engine.json("show rings --json")["rings"].as_array().unwrap().len() == 2);
         engine.stop();
     });
 }

@@ -123,7 +123,7 @@ fn inspector_of(queue: &str, socket: &std::path::Path) -> Child {
 fn a_stopped_inspector_costs_only_the_packets_that_it_holds() {
     within(|| {
         let (left, right) = machines();
-        let config = format!("{BRIDGE}[queue.1]\nsocket = \"q1.sock\"\ndeadline = 0.2\n");
+        let config = format!("{BRIDGE}[queue.1]\nsocket = \"q1.sock\"\ndeadline = 1\nstall = 1\n");
         let files = files(&config, INSPECTED);
         let engine = Engine::start(files.path());
         let mut inspectors = [(); 2].map(|()| inspector(&files.path().join("q1.sock")));
@@ -175,7 +175,7 @@ fn started_inspectors_that_are_stopped_are_replaced() {
         let (left, right) = machines();
         let config = format!(
             "{BRIDGE}[queue.1]\ncommand = \"towpath inspect --queue 1 --match nothing-like-this --verdict drop\"\n\
-             workers = 2\ndeadline = 0.2\n"
+             workers = 2\ndeadline = 1\nstall = 1\n"
         );
         let files = files(&config, INSPECTED);
         let engine = Engine::start(files.path());
@@ -267,7 +267,7 @@ fn a_flow_has_the_window_of_the_slowest_inspector_of_a_chain() {
             };
             until(|| each("inspectors") == vec![1; length]);
             let server = right.run(|| UdpSocket::bind((RIGHT, PORT)).unwrap());
-            server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            server.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let client = left.run(|| UdpSocket::bind((LEFT, 0)).unwrap());
             client.connect((RIGHT, PORT)).unwrap();
             for slow in 0..length {

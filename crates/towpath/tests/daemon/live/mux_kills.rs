@@ -14,7 +14,7 @@ use towpath_port::netns::within;
 use super::machines::*;
 use super::mux_upgrade::sum;
 use super::services;
-use super::upgrade::upgrades;
+use super::upgrade::{TIME, upgrades};
 use super::upgrade_kills::{log, process, processes};
 use crate::example::example;
 use crate::support::{Log, until};
@@ -125,7 +125,7 @@ fn files(drain: &str) -> tempfile::TempDir {
         )
     };
     let text = format!(
-        "rules = \"r\"\n[control]\nsocket = \"ctl.sock\"\n[engine]\nupgrade = \"{TOWPATH}\"\nupgrade-time = 60\n{}{}",
+        "rules = \"r\"\n[control]\nsocket = \"ctl.sock\"\n[engine]\nupgrade = \"{TOWPATH}\"\n{TIME}\n{}{}",
         mux("web", "\"127.0.0.1:7001\"", "0"),
         mux("api", &api, "\"own\"")
     );

@@ -15,7 +15,7 @@ use towpath_port::netns::within;
 
 use super::machines::*;
 use super::services;
-use super::upgrade::{self, Load, Running};
+use super::upgrade::{self, Load, Running, TIME};
 use crate::openssl;
 use crate::support::until;
 
@@ -96,7 +96,7 @@ fn write_config(directory: &Path, program: &str) {
     let unix = format!("listen = [\"127.0.0.1:7002\", \"unix:{}\"]", directory.join("api.sock").display());
     let config = services::config(1, &muxes)
         .replace("listen = \"127.0.0.1:7002\"", &unix)
-        .replace("[engine]\n", &format!("[engine]\nupgrade = [\"{program}\"]\nupgrade-time = 60\n"));
+        .replace("[engine]\n", &format!("[engine]\nupgrade = [\"{program}\"]\n{TIME}\n"));
     std::fs::write(directory.join("t.toml"), config).unwrap();
 }
 
@@ -216,8 +216,7 @@ fn connections_with_tls_stay_until_they_end() {
         // The time for connections that stay.
         let config = services::config(1, &muxes).replacen("drain = 600", "drain = 120", 1);
         let config = config.replacen("drain = 600", "drain = 1", 1).replace("workers = 2", "workers = 1");
-        let config = config
-            .replace("[engine]\n", &format!("[engine]\nupgrade = [\"{TOWPATH}\"]\nupgrade-time = 60\n"));
+        let config = config.replace("[engine]\n", &format!("[engine]\nupgrade = [\"{TOWPATH}\"]\n{TIME}\n"));
         std::fs::write(directory.join("t.toml"), config).unwrap();
         let manager = UnixDatagram::bind(directory.join("notify")).unwrap();
         manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

@@ -216,24 +216,27 @@ fn a_full_queue_drops_or_accepts() {
                 })
             });
             let receiver = right.run(|| UdpSocket::bind("10.0.2.1:1000").unwrap());
-            receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let sender = left.run(|| UdpSocket::bind("10.0.1.1:0").unwrap());
             for number in 0..20_u8 {
                 sender.send_to(&[number], "10.0.2.1:1000").unwrap();
             }
-            let mut got = HashSet::new();
-            let mut byte = [0];
-            while receiver.recv(&mut byte).is_ok() {
-                got.insert(byte[0]);
-            }
             let passed: HashSet<u8> = if arrive { (4..20).collect() } else { HashSet::new() };
-            assert_eq!(got, passed, "{fail}: while the engine is stopped");
+            let mut got = HashSet::new();
+            let mut more = |count: usize| {
+                let mut byte = [0];
+                while got.len() < count {
+                    receiver.recv(&mut byte).unwrap();
+                    got.insert(byte[0]);
+                }
+                got.clone()
+            };
+            assert_eq!(more(passed.len()), passed, "{fail}: while the engine is stopped");
+            receiver.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            assert!(receiver.recv(&mut [0]).is_err(), "{fail}: others are dropped, or wait");
+            receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             engine.signal(rustix::process::Signal::CONT);
-            while got.len() < passed.len() + 4 {
-                receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-                receiver.recv(&mut byte).unwrap();
-                got.insert(byte[0]);
-            }
+            let got = more(passed.len() + 4);
             assert!((0..4).all(|number| got.contains(&number)), "{fail}: the queue held the first four");
             engine.stop();
         });

@@ -9,7 +9,7 @@ use serde_json::Value;
 use towpath_port::netns::{Host, ip, run, settled, veth, within};
 
 use super::machines::*;
-use super::upgrade::{self, Running};
+use super::upgrade::{self, Running, TIME};
 use crate::support::until;
 
 const OFFLOAD: &str = "[offload]\nrules = \"all\"\n";
@@ -508,8 +508,7 @@ pub(super) fn upgrades(bridge: &str) {
         let towpath = env!("CARGO_BIN_EXE_towpath");
         let good = upgrade::script(directory, "good", &format!("exec {towpath} \"$@\""));
         let ends = upgrade::script(directory, "ends", "exit 3");
-        let config =
-            format!("{bridge}{OFFLOAD}[engine]\nupgrade = [\"{good}\", \"{ends}\"]\nupgrade-time = 60\n");
+        let config = format!("{bridge}{OFFLOAD}[engine]\nupgrade = [\"{good}\", \"{ends}\"]\n{TIME}\n");
         std::fs::write(directory.join("t.toml"), config).unwrap();
         let mut engine = Running::start(directory);
         let (flow, mut numbers) = (Flow::new(&left, &right, 5001), 0..);

@@ -8,7 +8,7 @@ use towpath_port::netns::within;
 
 use super::machines::*;
 use super::offload::{Flow, entries, offload, offload_machines};
-use super::upgrade::{self, Running};
+use super::upgrade::{self, Running, TIME};
 use crate::support::until;
 
 const RULES: &str = "add 50 allow layer2 mac-type arp\nadd 100 check-state\nadd 200 allow udp from any to any 5001 recv wan keep-state\n";
@@ -119,7 +119,7 @@ pub(super) fn upgraded(bridge: &str, outlives: bool) {
             upgrade::script(directory, "next", &format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_towpath")));
         let config = format!(
             "{bridge}[settings]\ndyn_udp_lifetime = 300\n[offload]\nrules = \"all\"\n\
-             [engine]\nupgrade = [\"{program}\"]\nupgrade-time = 60\n"
+             [engine]\nupgrade = [\"{program}\"]\n{TIME}\n"
         );
         std::fs::write(directory.join("t.toml"), config).unwrap();
         let mut engine = Running::start(directory);

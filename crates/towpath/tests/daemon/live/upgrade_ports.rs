@@ -4,7 +4,7 @@ use towpath_port::netns::{Host, ip, veth, within};
 
 use super::drivers::queued;
 use super::machines::*;
-use super::upgrade::{Load, Running, upgrades};
+use super::upgrade::{Load, Running, TIME, upgrades};
 
 const TOWPATH: &str = env!("CARGO_BIN_EXE_towpath");
 /// UDP to port 11 has no inspector.
@@ -27,7 +27,7 @@ fn upgraded(mut engine: Running, left: &Host, right: &Host) {
 }
 
 fn config(ports: &str) -> String {
-    format!("{ports}[engine]\nupgrade = [\"{TOWPATH}\"]\nupgrade-time = 60\n")
+    format!("{ports}[engine]\nupgrade = [\"{TOWPATH}\"]\n{TIME}\n")
 }
 
 #[towpath_testenv::needs(netns, tun)]
