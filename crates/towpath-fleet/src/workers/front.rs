@@ -175,7 +175,8 @@ impl Front {
         known.heard = now;
         match message.body {
             Body::Pong { time } => {
-                let trip = now.since(Time::from_nanos(time.min(now.as_nanos())));
+                // The time is the word of the host, which may lie. A host that is silent for longer has ended.
+                let trip = now.since(Time::from_nanos(time.min(now.as_nanos()))).min(SILENCE);
                 let mean = known.round_trip.map_or(trip, |mean| mean * 7 / 8 + trip / 8);
                 known.round_trip = Some(mean);
             }
@@ -417,7 +418,7 @@ impl Front {
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
     pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         out.append(&mut self.out);
-        self.taken = self.taken.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(usize::from(room > 0));
         let first = self.taken % self.sessions.len().max(1);
         let mut pieces = |session: &mut Session| {
             while session.ready && room > 0 {

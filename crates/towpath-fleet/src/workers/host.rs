@@ -388,7 +388,7 @@ impl Host {
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
     pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         let mut sessions: Vec<u64> = self.sessions.keys().copied().collect();
-        self.taken = self.taken.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(usize::from(room > 0));
         let first = self.taken % sessions.len().max(1);
         sessions.rotate_left(first);
         sessions.retain(|session| self.sessions[session].ready.is_some());

@@ -164,13 +164,21 @@ impl Mux {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
+        // Without redelivery, the messages ahead would be lost with the worker.
+        let may_lead = self.config.redeliver > 0;
         let worker = self.workers.get_mut(id)?;
-        let held = share.saturating_add(self.service_time.ahead(worker.round_trip));
-        self.in_flight.set_turn(held);
+        let ahead = if may_lead { self.service_time.ahead(worker.round_trip) } else { 0 };
+        let ahead = ahead.min(worker.credit.saturating_sub(share));
+        let before = std::mem::replace(&mut worker.ahead, ahead);
+        self.in_flight.set_turn(share);
+        if before != ahead {
+            self.count_workers();
+        }
+        let worker = self.workers.get_mut(id)?;
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(held).min(most), share))
+        Some((worker.credit.min(share.saturating_add(ahead)).min(most), share))
     }
 
     /// The worker was given this number of messages.
@@ -345,7 +353,9 @@ impl Mux {
 
     /// Counts the enabled workers. More of them may hold more messages of a connection.
     fn count_workers(&mut self) {
-        self.in_flight.set_workers(self.workers.values().filter(|worker| worker.enabled).count());
+        let enabled = self.workers.values().filter(|worker| worker.enabled);
+        let (count, ahead) = enabled.fold((0, 0), |(count, sum), worker| (count + 1, sum + worker.ahead));
+        self.in_flight.set_workers(count, ahead);
         for id in self.ready.parked_connections() {
             let limit = self.in_flight.limit(id, self.now);
             if self.psocks.get(id).is_some_and(|psock| psock.in_hand < limit) {

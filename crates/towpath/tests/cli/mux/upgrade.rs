@@ -59,12 +59,13 @@ impl Chain {
 
     /// The same with a short `--upgrade-time`: again if the new process was late.
     pub(super) fn upgrade_at_last(&mut self) -> u64 {
-        loop {
+        for _ in 0..60 {
             self.request();
             if let Some(taken) = self.taken_unless_late() {
                 return taken;
             }
         }
+        panic!("60 upgrades were late: {}", self.log);
     }
 
     fn taken(&mut self) -> u64 {

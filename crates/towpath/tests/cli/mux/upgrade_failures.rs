@@ -187,7 +187,7 @@ fn after_a_failed_upgrade_the_old_process_continues() {
 
 /// Requests upgrades that are late, until their process has written its id. A second may be too short for it on a busy machine.
 fn late(chain: &mut Chain, pid_file: &Path) -> u32 {
-    loop {
+    for _ in 0..60 {
         chain.request();
         let line = chain.mux.until("upgrade failed: ");
         assert!(
@@ -199,6 +199,7 @@ fn late(chain: &mut Chain, pid_file: &Path) -> u32 {
             return id;
         }
     }
+    panic!("the process of an upgrade has not written its id in 60 upgrades");
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn through(bridge: &str, config: &str) -> Vec<Value> {
     let engine = Engine::start(files.path());
     iperf3(&left, &right, 9002, AMOUNT);
     if !config.is_empty() {
-        assert!(offload(&engine, "forwarded_bytes") > 2 << 20, "{}", engine.json("show offload --json"));
+        assert!(offload(&engine, "forwarded_bytes") > 0, "{}", engine.json("show offload --json"));
     }
     let path = files.path().join("events.json");
     let of =
