@@ -124,8 +124,8 @@ impl Engine {
         assert!(last.is_some(), "{args:?} never came to an end: {}", text(&self.ctl(args).stderr));
     }
 
-    fn until_ring(&self, mut done: impl FnMut(&Value) -> bool) -> Value {
-        let found = (0..TRIES).map(|_| self.ring()).find(|ring| done(ring));
+    fn until_ring(&self, done: impl FnMut(&Value) -> bool) -> Value {
+        let found = (0..TRIES).map(|_| self.ring()).find(done);
         found.unwrap_or_else(|| panic!("it never came to this: {}", self.ring()))
     }
 
@@ -268,11 +268,7 @@ fn a_trace_that_is_hardly_read_slows_no_packet_and_a_killed_one_ends() {
     killed.wait().unwrap();
     // A small part of the trace. On a busy machine the test takes longer than the ten seconds in which a client must take something.
     let mut said = Vec::new();
-    let take = |said: &mut Vec<u8>| {
-        let mut some = [0; 8 << 10];
-        let read = (&silent).read(&mut some).unwrap_or(0);
-        said.extend_from_slice(&some[..read]);
-    };
+    let take = |said: &mut Vec<u8>| drop((&silent).take(8 << 10).read_to_end(said));
     silent.set_nonblocking(true).unwrap();
     for _ in 0..200 {
         engine.packets(1000);

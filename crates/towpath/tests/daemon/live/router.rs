@@ -118,15 +118,18 @@ fn packets_above_the_mtu_are_segmented_fragmented_or_answered() {
             exchange(&left, &right, "10.0.2.1:9001");
             // Fragments of 1500 bytes without Don't Fragment.
             let socket = right.run(|| std::net::UdpSocket::bind("10.0.2.1:9").unwrap());
-            left.run(|| {
-                std::net::UdpSocket::bind("0.0.0.0:0")
-                    .unwrap()
-                    .send_to(&bytes(5)[..9000], "10.0.2.1:9")
-                    .unwrap()
-            });
             let mut got = [0; 9001];
-            socket.set_read_timeout(Some(std::time::Duration::from_secs(120))).unwrap();
-            assert_eq!(socket.recv(&mut got).unwrap(), 9000);
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+            // Repeated: the ring of an engine that has waited long for a processor has no room.
+            until(|| {
+                left.run(|| {
+                    std::net::UdpSocket::bind("0.0.0.0:0")
+                        .unwrap()
+                        .send_to(&bytes(5)[..9000], "10.0.2.1:9")
+                        .unwrap()
+                });
+                socket.recv(&mut got).is_ok_and(|len| len == 9000)
+            });
             assert!(got[..9000] == bytes(5)[..9000]);
             exchange(&left, &right, "[2001:db8:2::1]:9001");
             let lan = || {
@@ -137,7 +140,10 @@ fn packets_above_the_mtu_are_segmented_fragmented_or_answered() {
             if setting == "gso_max_segs 1" {
                 until(|| lan().iter().any(|lost| lost[0] == "too_long" && lost[1].as_u64() > Some(0)));
             }
-            assert!(lan().iter().all(|lost| lost[0] == "too_long" || lost[0] == "other_host"), "{:?}", lan());
+            let expected = ["too_long", "other_host", "rx_full"];
+            let others: Vec<_> =
+                lan().into_iter().filter(|lost| !expected.iter().any(|reason| lost[0] == *reason)).collect();
+            assert!(others.is_empty(), "{others:?}");
             engine.stop();
         });
     }
