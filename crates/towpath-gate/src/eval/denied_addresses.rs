@@ -563,6 +563,8 @@ mod tests {
     ];
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         /// A packet with an address of a rule counts for the rules of its walk, and that rule is the last one of it.
         #[test]
         fn a_rule_denies_what_the_walk_denies(
