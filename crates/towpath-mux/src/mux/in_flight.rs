@@ -1,8 +1,8 @@
 //! The share of a connection: how many of its messages workers hold at a time ([`Config::in_flight`]).
 //!
 //! What: without a configured number, a connection has all workers but one, each with one turn of messages, while another connection is
-//! active, and what workers on other machines hold ahead of their turns. So a connection that sends without a pause leaves a worker free for the others. A connection that is active alone has
-//! all workers. An order in which a connection has one worker or one message at a time has no share.
+//! active, and what workers on other machines prefetch. So a connection that sends without a pause leaves a worker free for the others. A
+//! connection that is active alone has all workers. An order in which a connection has one worker or one message at a time has no share.
 //!
 //! Invariant: `recent` is the connection that was active last, and `before` is when another one was.
 
