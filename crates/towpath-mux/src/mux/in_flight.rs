@@ -1,8 +1,8 @@
 //! The share of a connection: how many of its messages workers hold at a time ([`Config::in_flight`]).
 //!
 //! What: without a configured number, a connection has all workers but one, each with one turn of messages, while another connection is
-//! active, and what workers on other machines prefetch. So a connection that sends without a pause leaves a worker free for the others. A
-//! connection that is active alone has all workers. An order in which a connection has one worker or one message at a time has no share.
+//! active. So a connection that sends without a pause leaves a worker free for the others. A connection that is active alone has
+//! all workers. An order in which a connection has one worker or one message at a time has no share.
 //!
 //! Invariant: `recent` is the connection that was active last, and `before` is when another one was.
 
@@ -21,9 +21,7 @@ pub(super) struct InFlight {
     workers: usize,
     /// Messages that a worker takes in a turn.
     turn: usize,
-    /// Messages that the enabled workers hold ahead of their turns, at most.
-    ahead: usize,
-    /// All workers but one times a turn, and `ahead`. `usize::MAX`: there is one worker, or the order needs no share.
+    /// All workers but one times a turn. `usize::MAX`: there is one worker, or the order needs no share.
     share: usize,
     spreads: bool,
     recent: Option<(psock::Id, Time)>,
@@ -37,7 +35,6 @@ impl InFlight {
             fixed: config.in_flight,
             workers: 0,
             turn: 1,
-            ahead: 0,
             share: usize::MAX,
             spreads,
             recent: None,
@@ -57,24 +54,15 @@ impl InFlight {
         self.workers
     }
 
-    pub(super) const fn ahead(&self) -> usize {
-        self.ahead
-    }
-
-    /// Enabled workers, and the messages that they hold ahead of their turns.
-    pub(super) const fn set_workers(&mut self, count: usize, ahead: usize) {
+    pub(super) const fn set_workers(&mut self, count: usize) {
         self.workers = count;
-        self.ahead = ahead;
         self.set_turn(self.turn);
     }
 
     pub(super) const fn set_turn(&mut self, turn: usize) {
         self.turn = turn;
         let limited = self.spreads && self.workers > 1;
-        self.share = match limited {
-            true => (self.workers - 1).saturating_mul(turn).saturating_add(self.ahead),
-            false => usize::MAX,
-        };
+        self.share = if limited { (self.workers - 1).saturating_mul(turn) } else { usize::MAX };
     }
 
     /// Number of messages of this connection that workers may hold now, at least 1.

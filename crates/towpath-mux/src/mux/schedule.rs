@@ -101,14 +101,6 @@ impl Mux {
         given
     }
 
-    /// Tells how long it takes until the worker has the next message after an answer, if it is on another machine. It then gets as many
-    /// messages as it can do meanwhile besides those of its turn, up to its credit.
-    pub fn set_round_trip(&mut self, id: worker::Id, trip: Duration) {
-        if let Some(worker) = self.workers.get_mut(id) {
-            worker.round_trip = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
-        }
-    }
-
     /// As [`Mux::poll_at_most`], but messages of a connection that were read together come as one batch. A
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
@@ -164,21 +156,12 @@ impl Mux {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
-        // Without redelivery, the messages ahead would be lost with the worker.
-        let may_lead = self.config.redeliver > 0;
-        let worker = self.workers.get_mut(id)?;
-        let ahead = if may_lead { self.service_time.ahead(worker.round_trip) } else { 0 };
-        let ahead = ahead.min(worker.credit.saturating_sub(share));
-        let before = std::mem::replace(&mut worker.ahead, ahead);
         self.in_flight.set_turn(share);
-        if before != ahead {
-            self.count_workers();
-        }
         let worker = self.workers.get_mut(id)?;
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(share.saturating_add(ahead)).min(most), share))
+        Some((worker.credit.min(share).min(most), share))
     }
 
     /// The worker was given this number of messages.
@@ -353,9 +336,7 @@ impl Mux {
 
     /// Counts the enabled workers. More of them may hold more messages of a connection.
     fn count_workers(&mut self) {
-        let enabled = self.workers.values().filter(|worker| worker.enabled);
-        let (count, ahead) = enabled.fold((0, 0), |(count, sum), worker| (count + 1, sum + worker.ahead));
-        self.in_flight.set_workers(count, ahead);
+        self.in_flight.set_workers(self.workers.values().filter(|worker| worker.enabled).count());
         for id in self.ready.parked_connections() {
             let limit = self.in_flight.limit(id, self.now);
             if self.psocks.get(id).is_some_and(|psock| psock.in_hand < limit) {

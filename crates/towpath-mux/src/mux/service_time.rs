@@ -7,8 +7,6 @@
 
 /// Another worker is woken for short messages only if their work takes at least as long as this number of wake-ups.
 pub(super) const WORTH: u64 = 5;
-/// A worker has further messages during a round trip of at least this part of the time of a message.
-const TRIP: u64 = 8;
 /// Length of a turn while no other worker is idle, in wake-ups.
 const BUSY_TURN: u64 = 10;
 
@@ -78,14 +76,6 @@ impl ServiceTime {
         let budget = if others_idle { cost } else { cost.saturating_mul(BUSY_TURN) };
         budget.checked_div(self.ewma).map_or(1, |count| count.clamp(1, most) as usize)
     }
-
-    /// Messages that a worker has besides its turn, so that it is not idle during a round trip of `trip` nanoseconds. None if that is short
-    /// beside a message, which cannot be recalled. While a worker has too few, the measured time of a message includes a part of the round
-    /// trip: the number then grows from turn to turn.
-    pub(super) fn ahead(&self, trip: u64) -> usize {
-        let matters = self.ewma > 0 && trip.saturating_mul(TRIP) >= self.ewma;
-        if matters { trip.div_ceil(self.ewma) as usize } else { 0 }
-    }
 }
 
 #[cfg(test)]
@@ -115,7 +105,6 @@ mod tests {
     fn turns_are_bounded_and_start_with_one_message() {
         let (cost, most) = (20_000, 64);
         assert_eq!(ServiceTime::default().turn(false, cost, most), 1);
-        assert_eq!(ServiceTime::default().ahead(cost), 0);
         assert!(
             ServiceTime::default().is_long(1, cost) && ServiceTime::default().short_batch(cost).is_none()
         );
@@ -123,7 +112,6 @@ mod tests {
         assert_eq!((time.turn(true, cost, most), time.turn(false, cost, most)), (20, 64));
         assert_eq!((time.short_batch(cost), time.quick_batch(cost)), (Some(100), Some(100)));
         assert!(time.is_long(100, cost) && !time.is_long(99, cost));
-        assert_eq!([0, 124, 125, 1000, 1001, 9000].map(|trip| time.ahead(trip)), [0, 0, 1, 1, 2, 9]);
         let time = recorded([50_000; 100]);
         assert_eq!(
             (time.turn(true, cost, most), time.short_batch(cost), time.quick_batch(cost)),

@@ -34,10 +34,6 @@ pub(super) struct Worker {
     pub(super) woken_at: Time,
     /// Number of messages that it may hold.
     pub(super) credit: usize,
-    /// Nanoseconds between an answer and the next message ([`Mux::set_round_trip`](super::Mux::set_round_trip)).
-    pub(super) round_trip: u64,
-    /// Messages that it may hold ahead of its turn.
-    pub(super) ahead: usize,
     pub(super) enabled: bool,
     pub(super) leaving: bool,
     /// No connections are bound to it any more ([`super::Order::Sticky`]).
@@ -98,8 +94,6 @@ impl Worker {
             activity: Activity::Awake,
             woken_at: now,
             credit,
-            round_trip: 0,
-            ahead: 0,
             enabled: true,
             leaving: false,
             retiring: false,

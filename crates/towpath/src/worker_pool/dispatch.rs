@@ -5,8 +5,7 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached. The core knows the round trips, and gives a worker as many messages more as it
-//! can do during one ([`Mux::set_round_trip`]).
+//! short, they get none, unless no local worker is attached.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -44,21 +43,12 @@ pub(super) struct Dispatcher {
     /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
     remote: Vec<usize>,
     compared: Option<Instant>,
-    /// The core does not know the round trips that were compared last.
-    untold: bool,
 }
 
 impl Dispatcher {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            spread: spread(processors),
-            turn: 0,
-            again: None,
-            remote: Vec::new(),
-            compared: None,
-            untold: false,
-        }
+        Self { spread: spread(processors), turn: 0, again: None, remote: Vec::new(), compared: None }
     }
 
     /// Orders the workers on other machines by their round trips.
@@ -74,7 +64,6 @@ impl Dispatcher {
             (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
         trips.sort_unstable();
         self.remote = trips.into_iter().map(|(_, at)| at).collect();
-        self.untold = true;
     }
 
     /// When to dispatch again without an event.
@@ -90,9 +79,6 @@ impl Dispatcher {
     /// Gives messages to workers. Returns true if a worker got any. `now`: clock of the pool; `time`: clock
     /// of the core.
     pub(super) fn dispatch(&mut self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
-        if std::mem::take(&mut self.untold) {
-            self.remote.iter().for_each(|at| slots[*at].tell_round_trip(mux));
-        }
         let first = slots.partition_point(|slot| !slot.is_remote());
         let (local, _) = slots.split_at_mut(first);
         self.turn = (self.turn + 1) % local.len().max(1);

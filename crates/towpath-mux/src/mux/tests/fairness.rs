@@ -60,44 +60,6 @@ fn a_peer_that_floods_delays_another_one_by_one_turn() {
     }
 }
 
-/// What a worker on another machine holds ahead of its turn does not count against the workers on this one.
-#[test]
-fn a_distant_worker_leaves_messages_to_the_others() {
-    let (mut mux, flood) = lines(Config::new(Order::None));
-    let light = attach(&mut mux);
-    let near = [0; 2].map(|_| mux.clone_worker(8, at(0)));
-    let far = mux.clone_worker(8, at(0));
-    mux.service_time.record(1_000_000);
-    mux.set_round_trip(far, Duration::from_millis(4));
-    mux.handle_bytes(light, b"y\n", at(0));
-    let [given, ..] = near.map(|worker| tickets(&mut mux, worker, at(0)));
-    assert!(mux.done(near[0], given[0], at(0)));
-    mux.handle_bytes(flood, &b"x\n".repeat(40), at(0));
-    let mut held = [near[0], near[1], far].map(|worker| tickets(&mut mux, worker, at(0)));
-    // All workers but one with a turn of one message each, and four ahead.
-    assert_eq!(held.each_ref().map(Vec::len), [1, 1, 4]);
-    for _ in 0..10 {
-        for (at_worker, worker) in [(0, near[0]), (1, near[1])] {
-            assert!(mux.done(worker, held[at_worker].remove(0), at(0)));
-            held[at_worker] = tickets(&mut mux, worker, at(0));
-            assert_eq!(held[at_worker].len(), 1, "the message that it has done makes room for another one");
-        }
-    }
-    mux.check().expect("the counts fit");
-    mux.handle_worker_died(far, at(0));
-    mux.check().expect("the counts fit without the worker");
-}
-
-#[test]
-fn messages_of_no_redelivery_are_not_held_ahead() {
-    let (mut mux, psock) = lines(Config { redeliver: 0, ..Config::new(Order::None) });
-    let far = mux.clone_worker(8, at(0));
-    mux.service_time.record(1_000_000);
-    mux.set_round_trip(far, Duration::from_millis(4));
-    mux.handle_bytes(psock, &b"x\n".repeat(9), at(0));
-    assert_eq!(tickets(&mut mux, far, at(0)).len(), 1);
-}
-
 #[test]
 fn a_connection_has_at_most_its_share_in_flight() {
     let (mut mux, flood) = lines(Config { in_flight: Some(2), ..Config::new(Order::None) });

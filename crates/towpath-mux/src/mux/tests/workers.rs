@@ -90,68 +90,6 @@ fn a_slow_message_is_remembered_while_fast_ones_follow() {
 }
 
 #[test]
-fn a_distant_worker_has_further_messages_for_a_round_trip() {
-    // Rows: whether messages are known to take a millisecond, the round trip in microseconds, messages that a worker with a credit of 4 has.
-    let rows = [
-        (true, 0, 1),
-        (true, 100, 1),
-        (true, 125, 2),
-        (true, 1000, 2),
-        (true, 1500, 3),
-        (true, 60_000, 4),
-        (false, 1000, 1),
-    ];
-    for (known, trip, expected) in rows {
-        let (mut mux, psock) = lines(Config::new(Order::None));
-        let [far, near] = [4; 2].map(|credit| mux.clone_worker(credit, at(0)));
-        if known {
-            mux.service_time.record(1_000_000);
-        }
-        mux.set_round_trip(far, Duration::from_micros(trip));
-        mux.handle_bytes(psock, &b"x\n".repeat(9), at(0));
-        let mut held = [far, near].map(|worker| {
-            let mut batches = Vec::new();
-            mux.poll_batches(worker, usize::MAX, at(0), &mut batches)
-        });
-        assert_eq!(held, [expected, 1], "known: {known}, {trip} us");
-        // It gets another one for each that it has done.
-        let mut batches = Vec::new();
-        held[0] += mux.poll_batches(far, usize::MAX, at(0), &mut batches);
-        assert_eq!(held[0], expected);
-        mux.check().expect("everything is counted");
-    }
-}
-
-/// A round trip of a millisecond for messages that take a quarter of it: the number of messages grows until the worker is never idle.
-#[test]
-fn a_distant_worker_gets_as_many_messages_as_a_round_trip_takes() {
-    const TRIP: u64 = 1000;
-    const WORK: u64 = 250;
-    let (mut mux, psock) = lines(Config::new(Order::None));
-    let worker = mux.clone_worker(64, at(0));
-    mux.set_round_trip(worker, Duration::from_micros(TRIP));
-    mux.handle_bytes(psock, &b"x\n".repeat(16), at(0));
-    let (mut now, mut free, mut held) = (0, 0, Vec::new());
-    // Messages on their way, each with the time of its answer.
-    let mut open = std::collections::VecDeque::new();
-    for _ in 0..500 {
-        let micros = |now: u64| at(0) + Duration::from_micros(now);
-        mux.handle_bytes(psock, b"x\n", micros(now));
-        for ticket in tickets(&mut mux, worker, micros(now)) {
-            free = free.max(now + TRIP / 2) + WORK;
-            open.push_back((ticket, free + TRIP / 2));
-        }
-        held.push(open.len());
-        let (ticket, answered) = open.pop_front().expect("a message");
-        now = answered;
-        mux.done(worker, ticket, micros(now));
-    }
-    assert_eq!(held[0], 1, "the time of a message is not known");
-    // Five are done in a round trip and the time of one.
-    assert!(held[400..].iter().all(|held| (5..=6).contains(held)), "{held:?}");
-}
-
-#[test]
 fn messages_not_begun_by_a_slow_worker_are_recalled() {
     let (mut mux, psock) = lines(Config::new(Order::None));
     let slow = mux.clone_worker(64, at(0));

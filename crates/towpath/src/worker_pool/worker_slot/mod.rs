@@ -395,13 +395,6 @@ impl WorkerSlot {
         self.process.as_ref().map_or(0, Process::working)
     }
 
-    /// Tells the core the round trip to a worker on another machine.
-    pub(super) fn tell_round_trip(&self, mux: &mut Mux) {
-        if let Some(process) = &self.process {
-            process.tell_round_trip(mux);
-        }
-    }
-
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
     }
