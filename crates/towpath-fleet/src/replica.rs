@@ -300,13 +300,13 @@ impl Replica {
         let other = peer.sender.incarnation != sender.incarnation || self.rejoined && peer.next() == 0;
         let age = peer.hears(sender, now);
         if returns {
-            self.sync.want(from, Need::Missing, now);
+            self.sync.want(from, Need::Missing, now, now);
         }
         if other {
             self.uncertain = true;
             self.want_any(now);
         } else if first && self.uncertain {
-            self.sync.want(from, Need::Joined, self.heard_at(now));
+            self.sync.want(from, Need::Joined, self.heard_at(now), now);
         }
         match (channel, kind) {
             (Channel::States | Channel::Replayed, Kind::States { seq }) => {
@@ -487,13 +487,13 @@ impl Replica {
         let Some(peer) = self.peers.get_mut(from) else { return };
         match peer.arrives(seq) {
             Arrival::Next | Arrival::First { missed: false } | Arrival::Filled { last: false } => {}
-            Arrival::First { missed: true } => self.sync.want(from, Need::Joined, self.heard_at(now)),
+            Arrival::First { missed: true } => self.sync.want(from, Need::Joined, self.heard_at(now), now),
             Arrival::Gap => {
                 self.stats.gaps += 1;
                 if !self.replays.iter().any(|peer| peer == from) && self.replays.len() < MAX_PEERS {
                     self.replays.push_back(from.to_owned());
                 }
-                self.sync.want(from, Need::Missing, now + REPLAY);
+                self.sync.want(from, Need::Missing, now + REPLAY, now);
             }
             Arrival::Filled { last: true } => {
                 self.stats.replayed += 1;
@@ -553,7 +553,7 @@ impl Replica {
     fn want_any(&mut self, now: Time) {
         let at = self.heard_at(now);
         for (name, _) in self.peers.iter().filter(|(_, peer)| !peer.is_silent(now)) {
-            self.sync.want(name, Need::Joined, at);
+            self.sync.want(name, Need::Joined, at, now);
         }
     }
 

@@ -24,6 +24,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Time in which a peer must be heard, so that its snapshot stays wanted.
 const GONE: Duration = Duration::from_secs(10);
 
+/// Time after which the other gates have heard a peer that this gate has heard, unless a message was lost.
+const KNOWN: Duration = Duration::from_millis(200);
+
 /// Why a snapshot is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -39,6 +42,8 @@ struct Wanted {
     joined: bool,
     missing: bool,
     at: Time,
+    /// When the wish began.
+    since: Time,
 }
 
 impl Wanted {
@@ -62,6 +67,7 @@ pub(crate) struct Running {
     pub(crate) epoch: u64,
     pub(crate) cursor: u64,
     need: Need,
+    begun: Time,
     /// Chunks of the last request that have not arrived.
     open: u64,
     /// When the last request was sent or the last chunk arrived.
@@ -91,11 +97,11 @@ pub(crate) struct Sync {
 
 impl Sync {
     /// A snapshot of `peer` is wanted from `at` on.
-    pub(crate) fn want(&mut self, peer: &str, need: Need, at: Time) {
+    pub(crate) fn want(&mut self, peer: &str, need: Need, at: Time, now: Time) {
         if self.running.as_ref().is_some_and(|running| running.peer == peer && need == Need::Joined) {
             return;
         }
-        let wanted = Wanted { joined: false, missing: false, at };
+        let wanted = Wanted { joined: false, missing: false, at, since: now };
         self.wanted.entry(peer.to_owned()).or_insert(wanted).add(need);
     }
 
@@ -127,7 +133,7 @@ impl Sync {
     /// The bus has failed: the chunks that were requested are lost.
     pub(crate) fn interrupt(&mut self, now: Time) {
         if let Some(running) = self.running.take() {
-            self.want(&running.peer, running.need, now);
+            self.want(&running.peer, running.need, now, now);
         }
     }
 
@@ -153,8 +159,8 @@ impl Sync {
             *failed += 1;
             let running = self.running.take()?;
             let at = now + if same { AGAIN } else { PATIENCE };
-            let again =
-                self.wanted.entry(running.peer).or_insert(Wanted { joined: false, missing: false, at });
+            let wanted = Wanted { joined: false, missing: false, at, since: now };
+            let again = self.wanted.entry(running.peer).or_insert(wanted);
             again.add(running.need);
             again.at = at;
         }
@@ -174,6 +180,7 @@ impl Sync {
             epoch,
             cursor,
             need,
+            begun: now,
             open: CHUNKS,
             active: now,
             tries: 0,
@@ -206,12 +213,14 @@ impl Sync {
         }
     }
 
-    /// The snapshot is complete. `in_step`: its peer had the states of its own peers, so those need not be asked. Returns the peer.
+    /// The snapshot is complete. `in_step`: its peer had the states of its own peers, so those need not be asked. Peers that came shortly
+    /// before the snapshot began are: its peer may not have heard them, and does not know then that it is not in step. Returns the peer.
     pub(crate) fn finish(&mut self, in_step: bool) -> Option<String> {
         let running = self.running.take()?;
         if in_step {
-            self.wanted.values_mut().for_each(|wanted| wanted.joined = false);
-            self.wanted.retain(|_, wanted| wanted.missing);
+            let known = |wanted: &Wanted| wanted.since + KNOWN <= running.begun;
+            self.wanted.values_mut().filter(|wanted| known(wanted)).for_each(|wanted| wanted.joined = false);
+            self.wanted.retain(|_, wanted| wanted.missing || wanted.joined);
         }
         Some(running.peer)
     }

@@ -93,6 +93,23 @@ fn a_replay_brings_back_no_state_of_an_earlier_process() {
     world.settle();
 }
 
+/// The gate 2 comes back when the gate 0 begins to take the snapshot of the gate 1, which is in step as far as it knows.
+#[test]
+fn a_gate_that_comes_back_during_a_snapshot_is_asked_too() {
+    let bus = Bus { lost: 10, repeated: 6, delay: Duration::from_millis(26), ..CALM };
+    let bus = Bus { stream: Duration::ZERO, skew: Duration::ZERO, ..bus };
+    let mut world = World::new(bus, 12_764_428_953_961_438_104);
+    let before = [udp(0, 0, false), udp(0, 1, false), udp(0, 0, false), udp(0, 0, false)];
+    let waits = [286, 971, 846].map(Step::Wait);
+    let split = [udp(2, 1, true), Step::Wait(1061), Step::Restart(1), Step::Split(2), udp(2, 1, false)];
+    let killed = [Step::Wait(1226), udp(0, 2, false), Step::Wait(406), Step::Wait(181), Step::Restart(0)];
+    let after = [716, 466].map(Step::Wait);
+    for step in before.into_iter().chain(waits).chain(split).chain(killed).chain(after) {
+        world.step(step);
+    }
+    world.settle();
+}
+
 #[test]
 fn a_replay_fills_gaps_of_the_process_that_was_heard() {
     let now = Time::from_secs(1_000);
