@@ -6,11 +6,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use serde_json::{Value, json};
 use towpath_port::pcap::Reader;
 use towpath_port::{Burst, Port, Received};
@@ -396,7 +397,9 @@ fn a_socket_is_one_engines() {
     };
     let stale = engine.directory.path().join("stale.sock");
     // Bound, and not listening: a child that another test has forked would hold a listener until it calls execve(2).
-    drop(UnixDatagram::bind(&stale).unwrap());
+    let bound = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&bound, &SocketAddrUnix::new(&stale).unwrap()).unwrap();
+    drop(bound);
     let rows = [
         (engine.socket(), Some(5), "another engine listens on"),
         (rules.clone(), Some(5), "exists and is not a socket"),
