@@ -92,8 +92,8 @@ pub struct Front {
     /// Slots without a worker.
     waiting: VecDeque<u32>,
     sessions_made: u32,
-    /// How often messages were taken: with little room, another session comes first each time.
-    taken: usize,
+    /// How often pieces were taken: with little room, another session comes first each time.
+    rounds: usize,
     pinged: Option<Time>,
     out: Vec<Outgoing>,
     events: VecDeque<FrontEvent>,
@@ -114,7 +114,7 @@ impl Front {
             sessions: HashMap::new(),
             waiting: VecDeque::new(),
             sessions_made: 0,
-            taken: 0,
+            rounds: 0,
             pinged: None,
             out: Vec::new(),
             events: VecDeque::new(),
@@ -418,8 +418,8 @@ impl Front {
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
     pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         out.append(&mut self.out);
-        self.taken = self.taken.wrapping_add(usize::from(room > 0));
-        let first = self.taken % self.sessions.len().max(1);
+        self.rounds = self.rounds.wrapping_add(usize::from(room > 0));
+        let first = self.rounds % self.sessions.len().max(1);
         let mut pieces = |session: &mut Session| {
             while session.ready && room > 0 {
                 let Some((number, taken, bytes)) = session.link.next() else { return };

@@ -74,8 +74,8 @@ pub struct Host {
     fronts: HashMap<Peer, RemoteFront>,
     sessions: HashMap<u64, Session>,
     sessions_made: u64,
-    /// How often messages were taken: with little room, another session comes first each time.
-    taken: usize,
+    /// How often pieces were taken: with little room, another session comes first each time.
+    rounds: usize,
     offered: Option<Time>,
     out: Vec<Outgoing>,
     events: VecDeque<HostEvent>,
@@ -97,7 +97,7 @@ impl Host {
             fronts: HashMap::new(),
             sessions: HashMap::new(),
             sessions_made: 0,
-            taken: 0,
+            rounds: 0,
             offered: None,
             out: Vec::new(),
             events: VecDeque::new(),
@@ -388,8 +388,8 @@ impl Host {
     /// Moves the messages for the bus to `out`: what is ready of each session in pieces, while there is `room` for another one.
     pub fn take_outgoing(&mut self, out: &mut Vec<Outgoing>, mut room: usize) {
         let mut sessions: Vec<u64> = self.sessions.keys().copied().collect();
-        self.taken = self.taken.wrapping_add(usize::from(room > 0));
-        let first = self.taken % sessions.len().max(1);
+        self.rounds = self.rounds.wrapping_add(usize::from(room > 0));
+        let first = self.rounds % sessions.len().max(1);
         sessions.rotate_left(first);
         sessions.retain(|session| self.sessions[session].ready.is_some());
         for session in sessions {
