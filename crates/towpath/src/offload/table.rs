@@ -18,7 +18,7 @@ use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route}
 use towpath_wire::{Time, proto};
 
 use super::denied::{ByAddress, Denied, Retired};
-use super::entry::{Entry, settle};
+use super::entry::{Entries, Entry, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
 use super::reasons::{begins, count, is_established, is_transient};
@@ -32,6 +32,10 @@ const EXAMINED: usize = 256;
 const DUMPED: usize = 1024;
 /// Waiting states that one step looks at, most of which are not due.
 const LOOKED: usize = 4 * EXAMINED;
+const DRAINED: u32 = 8192;
+/// The counters of all entries are read in a round of this time for each entry, but at least `TICK`, and at most `ROUND`.
+const ENTRY: Duration = Duration::from_micros(1);
+const ROUND: Duration = Duration::from_millis(800);
 /// The bits of the epoch that count changes of interfaces.
 const LINK_BITS: u64 = (u16::MAX as u64) << LINKS;
 
@@ -54,7 +58,7 @@ pub(super) struct Table {
     interfaces: Interfaces,
     directory: Option<Arc<Directory>>,
     start: Instant,
-    entries: HashMap<FlowKey, Entry>,
+    entries: Entries,
     by_state: HashMap<StateKey, Vec<FlowKey>>,
     free: Vec<u32>,
     /// Entries that have ended, whose slots are not used again yet.
@@ -74,6 +78,8 @@ pub(super) struct Table {
     /// The beginning of the last walk for this reason.
     swept: Instant,
     ticked: Instant,
+    /// When the current round through all entries began, and the slot at which it continues: see `drain_part`.
+    round: (Instant, u32),
     active: Instant,
     stats: OffloadStats,
     refused: NotOffloaded,
@@ -100,7 +106,7 @@ impl Table {
             interfaces,
             directory,
             start,
-            entries: HashMap::new(),
+            entries: Entries::default(),
             by_state: HashMap::new(),
             free: (0..capacity).rev().collect(),
             quarantine: VecDeque::new(),
@@ -114,6 +120,7 @@ impl Table {
             missed: false,
             swept: now,
             ticked: now,
+            round: (now, 0),
             active: now,
             stats: OffloadStats { capacity: capacity.into(), ..OffloadStats::default() },
             refused: NotOffloaded::default(),
@@ -150,9 +157,10 @@ impl Table {
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
         busy |= self.sweep(now);
+        self.drain_part(now);
         if tick {
             self.ticked = now;
-            self.drain();
+            self.drain_denied();
             self.confirm_neighbors();
             self.release_slots(now);
             self.verdicts.retry();
@@ -182,7 +190,7 @@ impl Table {
             return;
         }
         self.epoch = epoch;
-        self.stale = self.entries.keys().copied().collect();
+        self.stale = self.entries.keys().collect();
         self.sweep = Some(Cursor::default());
         self.verdicts.tidy();
         if let Some(denied) = &mut self.denied {
@@ -223,7 +231,7 @@ impl Table {
                 JournalRead::End => return any,
                 JournalRead::Gap(_) => {
                     // An end may be missing, and so may a new state.
-                    self.stale = self.entries.keys().copied().collect();
+                    self.stale = self.entries.keys().collect();
                     self.sweep = Some(Cursor::default());
                 }
                 JournalRead::Change(event) => {
@@ -411,7 +419,7 @@ impl Table {
         let (key, path, redirect, neighbor) =
             self.prepare(flow, arrival, at).inspect_err(|reason| count(&mut self.refused, *reason))?;
         let egress = (!path.walk.blocked).then_some(path.egress);
-        if !self.entries.contains_key(&key) {
+        if self.entries.get(&key).is_none() {
             self.insert(state, (key, *flow, arrival), path, redirect, neighbor);
         }
         Ok(egress)
@@ -524,7 +532,8 @@ impl Table {
         for state in &keys {
             self.by_state.entry(*state).or_default().push(key);
         }
-        let entry = Entry {
+        self.entries.insert(Entry {
+            key,
             slot,
             flow,
             arrival,
@@ -534,15 +543,15 @@ impl Table {
             states: path.walk.states.into(),
             neighbor,
             redirect,
-            seen: FlowCounts::default(),
+            // Those of an entry that nobody has used: of an earlier one of the slot, `write` has cleared them.
+            seen: FlowCounts { in_use: true, ..FlowCounts::default() },
             reset: None,
-        };
-        self.entries.insert(key, entry);
+        });
         if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
             self.remove(&key, Instant::now());
         } else if self.config.outlive && !redirect.drop {
             let at = self.now();
-            self.outlive(&key, at);
+            self.outlive(slot, at);
         }
     }
 
@@ -577,7 +586,7 @@ impl Table {
     /// Ends all entries.
     pub(super) fn clear(&mut self) {
         let now = Instant::now();
-        let keys: Vec<_> = self.entries.keys().copied().collect();
+        let keys: Vec<_> = self.entries.keys().collect();
         keys.iter().for_each(|key| self.remove(key, now));
         let at = self.now();
         if let Some(denied) = &mut self.denied {
@@ -609,37 +618,65 @@ impl Table {
         let (now, at) = (Instant::now(), self.now());
         // Which connections have begun.
         self.read_journal(now);
-        let keys: Vec<_> = self.entries.keys().copied().collect();
-        let ended: Vec<_> = keys.iter().map(|key| !self.drain_entry(key, at)).collect();
-        for (key, ended) in keys.iter().zip(ended) {
-            self.apply_reset(key, at);
-            if ended {
-                self.remove(key, now);
-                // Another connection may have begun in the state.
-                self.missed = true;
-            }
-        }
+        (0..self.entries.slots()).for_each(|slot| self.drain_slot(slot, now, at));
         self.settle_ended(at);
+        self.drain_denied();
+        self.walker.idle();
+    }
+
+    /// As [`drain`](Self::drain), for the part of the entries that is due.
+    fn drain_part(&mut self, now: Instant) {
+        let (slots, at) = (self.entries.slots(), self.now());
+        let round = (ENTRY * slots).clamp(TICK, ROUND);
+        let elapsed = now.saturating_duration_since(self.round.0);
+        let due = (u128::from(slots) * elapsed.as_nanos() / round.as_nanos()).min(slots.into()) as u32;
+        let end = due.min(self.round.1.saturating_add(DRAINED));
+        (self.round.1..end).for_each(|slot| self.drain_slot(slot, now, at));
+        self.round.1 = self.round.1.max(end);
+        if self.round.1 >= slots && elapsed >= round {
+            self.round = (now, 0);
+        }
+    }
+
+    fn drain_slot(&mut self, slot: u32, now: Instant, at: Time) {
+        let Some(entry) = self.entries.at(slot).filter(|entry| !entry.is_quiet(&self.map)) else { return };
+        let (key, reset) = (entry.key, entry.reset);
+        let live = self.drain_at(slot, at);
+        if self.entries.at(slot).is_some_and(|entry| entry.seen.rst != reset) {
+            self.apply_reset(&key, at);
+        }
+        if !live {
+            self.remove(&key, now);
+            // Another connection may have begun in the state.
+            self.missed = true;
+        }
+    }
+
+    fn drain_denied(&mut self) {
+        let at = self.now();
         if let Some(denied) = &mut self.denied {
             denied.drain(&mut self.walker, at);
         }
-        self.walker.idle();
     }
 
     /// Returns false if a state of the entry has ended, or a SYN has ended the entry.
     fn drain_entry(&mut self, key: &FlowKey, at: Time) -> bool {
-        let Some(entry) = self.entries.get_mut(key) else { return true };
+        self.entries.slot(key).is_none_or(|slot| self.drain_at(slot, at))
+    }
+
+    fn drain_at(&mut self, slot: u32, at: Time) -> bool {
+        let Some(entry) = self.entries.at_mut(slot) else { return true };
         let before = entry.seen.packets;
         let live = settle(&self.map, &mut self.walker, entry, at);
         if self.config.outlive && !entry.redirect.drop && entry.seen.packets != before {
-            self.outlive(key, at);
+            self.outlive(slot, at);
         }
         live
     }
 
     /// A packet has refreshed the flow of an entry: the entries of both directions would stay so long without an engine.
-    fn outlive(&mut self, key: &FlowKey, at: Time) {
-        let Some(entry) = self.entries.get(key) else { return };
+    fn outlive(&mut self, slot: u32, at: Time) {
+        let Some(entry) = self.entries.at(slot) else { return };
         let states = self.walker.states_mut();
         let left = entry.states.iter().map(|hit| {
             let state = states.listed(&hit.flow, Lookup::Named(hit.name), at);
@@ -647,7 +684,7 @@ impl Table {
         });
         let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
         let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
-        for key in both.into_iter().flatten().chain([key]) {
+        for key in both.into_iter().flatten().chain([&entry.key]) {
             if let Some(entry) = self.entries.get(key).filter(|entry| !entry.redirect.drop) {
                 self.map.outlive(entry.slot, lifetime);
             }
@@ -681,7 +718,7 @@ impl Table {
         let (now, at) = (Instant::now(), self.now());
         let mut known: HashMap<(u16, IpAddr), Option<[u8; 6]>> = HashMap::new();
         let mut moved = Vec::new();
-        for (key, entry) in &self.entries {
+        for entry in self.entries.all() {
             let (Some((port, address)), Some(Route { to: mac, .. })) = (entry.neighbor, entry.redirect.route)
             else {
                 continue;
@@ -690,7 +727,7 @@ impl Table {
                 .entry((port, address))
                 .or_insert_with(|| directory.resolve(port, address, at.as_nanos()));
             if found != Some(mac) {
-                moved.push(*key);
+                moved.push(entry.key);
             }
         }
         moved.iter().for_each(|key| self.remove(key, now));
