@@ -56,6 +56,11 @@ const LAST: Duration = Duration::from_secs(1);
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
 
+/// How long the thread polls after a message before it sleeps, with a yield of its CPU in each turn. The next message comes earlier if the
+/// worker has little to do: neither this thread nor a CPU that sleeps has to be woken then. A wake-up takes 30 to 40 us on a virtual machine, and
+/// a round trip 10 of them.
+const POLL: Duration = Duration::from_micros(400);
+
 /// A front or a worker host.
 pub trait Side {
     /// A connection to this server has begun.
@@ -188,9 +193,11 @@ impl Bus<'_> {
         side.connected(&format!("{}:{}", info.host, info.port));
         let skip = self.subject.len() + 1;
         let mut inbox = Inbox::default();
+        let mut polls = Instant::now();
         loop {
-            inbox.pass_on(side, skip);
+            let came = inbox.pass_on(side, skip);
             self.turn(side);
+            let busy = came || !self.out.is_empty();
             self.outbox.add(self.subject, &mut self.out);
             let full = self.outbox.room() == 0;
             if let Err(error) = self.outbox.send(&mut client).await {
@@ -205,8 +212,17 @@ impl Bus<'_> {
             if !inbox.messages.is_empty() {
                 continue;
             }
+            let now = Instant::now();
+            if busy {
+                polls = now + POLL;
+            }
+            let poll = now < polls;
+            if poll {
+                // Other processes come first.
+                std::thread::yield_now();
+            }
             // Also after a turn with much to do, or without room: what is left keeps the side from a sleep.
-            let again = !side.arm() || full && self.outbox.room() > 0;
+            let again = poll || !side.arm() || full && self.outbox.room() > 0;
             let due = tokio::time::Instant::from_std(side.due());
             let waits = !self.outbox.messages.is_empty();
             tokio::select! {
@@ -325,9 +341,10 @@ impl Inbox {
     }
 
     /// Gives up to [`MESSAGES`] of them to the side. `skip`: the length of the configured subject, and a dot.
-    fn pass_on(&mut self, side: &mut impl Side, skip: usize) {
+    /// Returns true if there was any.
+    fn pass_on(&mut self, side: &mut impl Side, skip: usize) -> bool {
         if self.messages.is_empty() {
-            return;
+            return false;
         }
         let now = Instant::now();
         for message in self.messages.drain(..MESSAGES.min(self.messages.len())) {
@@ -336,6 +353,7 @@ impl Inbox {
             let copied = message.headers.is_some() || message.reply.is_some();
             side.message(message.subject.get(skip..).unwrap_or_default(), &message.payload, copied, now);
         }
+        true
     }
 }
 
