@@ -56,9 +56,8 @@ const LAST: Duration = Duration::from_secs(1);
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
 
-/// How long the thread polls after a message before it sleeps, with a yield of its CPU in each turn. The next message comes earlier if the
-/// worker has little to do: neither this thread nor a CPU that sleeps has to be woken then. A wake-up takes 30 to 40 us on a virtual machine, and
-/// a round trip 10 of them.
+/// How long the thread polls after a message before it sleeps, with a yield of its CPU in each turn. The answer of a worker with little work
+/// comes earlier, and no thread has to be woken for it. A round trip has ten wake-ups, each of 30 to 40 us on a virtual machine.
 const POLL: Duration = Duration::from_micros(400);
 
 /// A front or a worker host.
@@ -340,8 +339,7 @@ impl Inbox {
         }
     }
 
-    /// Gives up to [`MESSAGES`] of them to the side. `skip`: the length of the configured subject, and a dot.
-    /// Returns true if there was any.
+    /// Gives up to [`MESSAGES`] of them to the side. Returns true if there was one. `skip`: the length of the configured subject, and a dot.
     fn pass_on(&mut self, side: &mut impl Side, skip: usize) -> bool {
         if self.messages.is_empty() {
             return false;

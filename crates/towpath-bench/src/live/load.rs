@@ -139,7 +139,7 @@ pub(crate) fn cpu_time(
     rate: u64,
     time: Duration,
 ) -> Result<f64> {
-    // Every flow is sent several times, and is decided. The entries of a million flows are written in 14 s.
+    // Every flow is sent several times, and is decided. The engine takes 14 s to write a million entries.
     let warm = (time / WARM).max(Duration::from_nanos(10_000_000_000 / rate * u64::from(flows)));
     sender(topology, cpus, Order { flows, len, time: warm, rate })?.number()?;
     let (from, before) = (Instant::now(), idle(cpus)?);

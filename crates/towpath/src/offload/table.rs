@@ -32,6 +32,7 @@ const EXAMINED: usize = 256;
 const DUMPED: usize = 1024;
 /// Waiting states that one step looks at, most of which are not due.
 const LOOKED: usize = 4 * EXAMINED;
+/// Entries whose counters one step reads, most of which are unchanged.
 const DRAINED: u32 = 8192;
 /// The counters of all entries are read in a round of this time for each entry, but at least `TICK`, and at most `ROUND`.
 const ENTRY: Duration = Duration::from_micros(1);
@@ -160,7 +161,7 @@ impl Table {
         self.drain_part(now);
         if tick {
             self.ticked = now;
-            self.drain_denied();
+            self.drain_denied(at);
             self.confirm_neighbors();
             self.release_slots(now);
             self.verdicts.retry();
@@ -543,7 +544,7 @@ impl Table {
             states: path.walk.states.into(),
             neighbor,
             redirect,
-            // Those of an entry that nobody has used: of an earlier one of the slot, `write` has cleared them.
+            // `write` has cleared the counters of the slot's earlier entry.
             seen: FlowCounts { in_use: true, ..FlowCounts::default() },
             reset: None,
         });
@@ -620,7 +621,7 @@ impl Table {
         self.read_journal(now);
         (0..self.entries.slots()).for_each(|slot| self.drain_slot(slot, now, at));
         self.settle_ended(at);
-        self.drain_denied();
+        self.drain_denied(at);
         self.walker.idle();
     }
 
@@ -640,9 +641,9 @@ impl Table {
 
     fn drain_slot(&mut self, slot: u32, now: Instant, at: Time) {
         let Some(entry) = self.entries.at(slot).filter(|entry| !entry.is_quiet(&self.map)) else { return };
-        let (key, reset) = (entry.key, entry.reset);
+        let key = entry.key;
         let live = self.drain_at(slot, at);
-        if self.entries.at(slot).is_some_and(|entry| entry.seen.rst != reset) {
+        if self.entries.at(slot).is_some_and(|entry| entry.seen.rst != entry.reset) {
             self.apply_reset(&key, at);
         }
         if !live {
@@ -652,8 +653,7 @@ impl Table {
         }
     }
 
-    fn drain_denied(&mut self) {
-        let at = self.now();
+    fn drain_denied(&mut self, at: Time) {
         if let Some(denied) = &mut self.denied {
             denied.drain(&mut self.walker, at);
         }
