@@ -13,7 +13,9 @@
 //! No packet waits for this crate: changes come from the change journal of the state table.
 #![forbid(unsafe_code)]
 
+mod batches;
 pub mod group;
+mod known;
 mod message;
 #[cfg(feature = "nats")]
 pub mod nats;

@@ -2,19 +2,24 @@
 //!
 //! ```text
 //! "TWFL" version:u8 oldest:u8 (the oldest version that reads it) header:u16 (bytes up to the records)
-//! kind:u8 flags:u8 (1 in step, 2 unchecked) zero:u16
+//! kind:u8 flags:u8 (1 in step, 2 unchecked) ranges:u16 (0 in most messages)
 //! incarnation:u64 at:u64 (sender's clock, in ns) fingerprint:u64
 //!   1 states:  seq:u64
 //!   2 request: epoch:u64 cursor:u64 chunks:u64
 //!   3 chunk:   epoch:u64 cursor:u64 next:u64 (all ones: the end)
+//! { incarnation:u64 from:u64 to:u64 } (the sender has these batches of a process, without `to`)
 //! { record }
 //! ```
 //!
 //! Numbers are little endian. A newer version may make the header longer; an older reader skips what it does not know. Records have a
 //! version and a length of their own. The input is untrusted: lengths are checked before they are used.
 
+use std::collections::BTreeMap;
+
 use towpath_gate::state::record::{self, Record, RecordError};
 use towpath_wire::Time;
+
+use crate::batches::Batches;
 
 const MAGIC: &[u8; 4] = b"TWFL";
 
@@ -26,6 +31,10 @@ const OLDEST: u8 = 1;
 
 const IN_STEP: u8 = 1;
 const UNCHECKED: u8 = 2;
+
+/// Bytes of a range of batches, and the most ranges in a message.
+const RANGE: usize = 24;
+const MAX_RANGES: usize = 2048;
 
 /// Instead of a cursor: the snapshot is complete.
 const END: u64 = u64::MAX;
@@ -73,6 +82,42 @@ pub(crate) struct Sender {
     pub(crate) unchecked: bool,
 }
 
+/// What a gate has of processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Has<'a>(&'a [u8]);
+
+impl<'a> Has<'a> {
+    /// The bytes of [`Has::encode`].
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The batches of processes, by their incarnations. Those that do not fit are left out.
+    pub(crate) fn encode<'b>(processes: impl Iterator<Item = (u64, &'b Batches)>) -> Vec<u8> {
+        let ranges =
+            processes.flat_map(|(at, batches)| batches.ranges().map(move |(from, to)| [at, from, to]));
+        ranges.take(MAX_RANGES).flatten().flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// The batches of each process.
+    pub(crate) fn processes(self) -> BTreeMap<u64, Batches> {
+        let mut processes: BTreeMap<u64, Batches> = BTreeMap::new();
+        let (ranges, _) = self.0.as_chunks::<RANGE>();
+        for range in ranges {
+            let [incarnation, from, to] = [0, 8, 16].map(|at| {
+                let word = range[at..].first_chunk().copied();
+                u64::from_le_bytes(word.unwrap_or_default())
+            });
+            processes.entry(incarnation).or_default().add(&Batches::range(from, to));
+        }
+        processes
+    }
+}
+
 /// A message that was read. The records are not validated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message<'a> {
@@ -80,6 +125,8 @@ pub(crate) struct Message<'a> {
     pub(crate) sender: Sender,
     /// The kind.
     pub(crate) kind: Kind,
+    /// What the sender has. Empty in most messages.
+    pub(crate) has: Has<'a>,
     /// The records.
     pub(crate) records: &'a [u8],
 }
@@ -96,7 +143,8 @@ pub(crate) enum MessageError {
 impl<'a> Message<'a> {
     /// The message as bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64 + self.records.len());
+        let has = self.has.0;
+        let mut out = Vec::with_capacity(64 + has.len() + self.records.len());
         out.extend(MAGIC);
         let (kind, words): (u8, &[u64]) = match &self.kind {
             Kind::States { seq } => (1, &[*seq]),
@@ -105,12 +153,14 @@ impl<'a> Message<'a> {
         };
         let Sender { incarnation, at, fingerprint, in_step, unchecked } = self.sender;
         let flag = |flag, on| if on { flag } else { 0 };
-        let header = (4 + 4 + 4 + 8 * (3 + words.len())) as u16;
+        let header = (4 + 4 + 4 + 8 * (3 + words.len()) + has.len()) as u16;
         out.extend([VERSION, OLDEST]);
         out.extend(header.to_le_bytes());
-        out.extend([kind, flag(IN_STEP, in_step) | flag(UNCHECKED, unchecked), 0, 0]);
+        out.extend([kind, flag(IN_STEP, in_step) | flag(UNCHECKED, unchecked)]);
+        out.extend(((has.len() / RANGE) as u16).to_le_bytes());
         let sender = [incarnation, at.as_nanos(), fingerprint];
         sender.iter().chain(words).for_each(|word| out.extend(word.to_le_bytes()));
+        out.extend(has);
         out.extend(self.records);
         out
     }
@@ -122,7 +172,9 @@ impl<'a> Message<'a> {
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let malformed = || MessageError::Malformed;
         let rest = bytes.strip_prefix(MAGIC).ok_or_else(malformed)?;
-        let &[_, oldest, low, high, kind, flags, ..] = rest else { return Err(MessageError::Malformed) };
+        let &[_, oldest, low, high, kind, flags, few, many, ..] = rest else {
+            return Err(MessageError::Malformed);
+        };
         if oldest > VERSION {
             return Err(MessageError::Version(oldest));
         }
@@ -139,17 +191,18 @@ impl<'a> Message<'a> {
             in_step: flags & IN_STEP != 0,
             unchecked: flags & UNCHECKED != 0,
         };
-        let kind = match kind {
-            1 => Kind::States { seq: word(3)? },
-            2 => Kind::Request { epoch: word(3)?, cursor: word(4)?, chunks: word(5)? },
-            3 => Kind::Chunk {
-                epoch: word(3)?,
-                cursor: word(4)?,
-                next: Some(word(5)?).filter(|next| *next != END),
-            },
+        let (kind, words) = match kind {
+            1 => (Kind::States { seq: word(3)? }, 4),
+            2 => (Kind::Request { epoch: word(3)?, cursor: word(4)?, chunks: word(5)? }, 6),
+            3 => {
+                let next = Some(word(5)?).filter(|next| *next != END);
+                (Kind::Chunk { epoch: word(3)?, cursor: word(4)?, next }, 6)
+            }
             _ => return Err(MessageError::Malformed),
         };
-        Ok(Self { sender, kind, records })
+        let (from, length) = (12 + 8 * words, RANGE * usize::from(u16::from_le_bytes([few, many])));
+        let has = Has(header.get(from..from + length).ok_or_else(malformed)?);
+        Ok(Self { sender, kind, has, records })
     }
 }
 
@@ -208,29 +261,44 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_reads_back(kind in kinds(), records in any::<Vec<u8>>(), in_step in any::<bool>()) {
+        fn a_message_reads_back(
+            kind in kinds(),
+            has in prop::collection::btree_map(any::<u64>(), (any::<u64>(), any::<u64>()), 0..100),
+            records in any::<Vec<u8>>(),
+            in_step in any::<bool>(),
+        ) {
             let sender = Sender { in_step, ..SENDER };
-            let message = Message { sender, kind, records: &records };
+            let batches = |(from, to): (u64, u64)| Batches::range(from.min(to), from.max(to));
+            let has: BTreeMap<_, _> = has.into_iter().map(|(at, range)| (at, batches(range))).collect();
+            let bytes = Has::encode(has.iter().map(|(at, batches)| (*at, batches)));
+            let message = Message { sender, kind, has: Has::of(&bytes), records: &records };
             let bytes = message.encode();
-            prop_assert_eq!(Message::decode(&bytes), Ok(message));
+            let read = Message::decode(&bytes);
+            prop_assert_eq!(read, Ok(message));
+            let has: BTreeMap<_, _> = has.into_iter().filter(|(_, batches)| !batches.is_empty()).collect();
+            prop_assert_eq!(message.has.processes(), has);
         }
 
         #[test]
         fn other_bytes_are_refused_or_read(kind in kinds(), changes in prop::collection::vec(any::<(u8, u8)>(), 1..4)) {
-            let mut bytes = Message { sender: SENDER, kind, records: &[1, 2, 3] }.encode();
+            let batches = Batches::below(9);
+            let has = Has::encode([(1, &batches), (3, &batches)].into_iter());
+            let mut bytes = Message { sender: SENDER, kind, has: Has::of(&has), records: &[1, 2, 3] }.encode();
             for (at, bits) in changes {
                 let at = usize::from(at) % bytes.len();
                 bytes[at] ^= bits;
             }
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert!(records(message.records).count() <= bytes.len());
+                prop_assert!(message.has.processes().len() <= bytes.len());
             }
         }
     }
 
     #[test]
     fn a_message_of_the_next_version_is_read_if_it_allows_it() {
-        let message = Message { sender: SENDER, kind: Kind::States { seq: 4 }, records: b"" };
+        let kind = Kind::States { seq: 4 };
+        let message = Message { sender: SENDER, kind, has: Has::default(), records: b"" };
         let mut bytes = message.encode();
         // The header of another version has eight bytes more.
         bytes[4] = VERSION + 1;

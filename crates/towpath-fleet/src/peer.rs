@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use towpath_wire::Time;
 
+use crate::batches::Batches;
+#[cfg(test)]
+use crate::batches::MAX_RANGES;
 use crate::message::Sender;
-
-/// Gaps that are tracked. With more, a snapshot of the peer fills them.
-const MAX_GAPS: usize = 64;
 
 /// How long the shortest difference counts, once or twice.
 const DRIFT: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ pub(crate) const SILENT: Duration = Duration::from_secs(3);
 pub(crate) enum Arrival {
     /// The next one.
     Next,
-    /// The first one of this process of the peer. `missed`: batches were sent before.
+    /// The first one of this process of the peer. `missed`: batches before it are missing.
     First { missed: bool },
     /// Batches before it are missing.
     Gap,
@@ -44,10 +44,8 @@ pub(crate) struct Peer {
     ended: [u64; ENDED],
     /// The next sequence number.
     next: u64,
-    /// Batches that are missing, as ranges without their ends.
-    gaps: Vec<(u64, u64)>,
-    /// There were more gaps than are tracked.
-    overflow: bool,
+    /// The batches that have arrived, or that a snapshot had.
+    has: Batches,
     pub(crate) heard: Time,
     /// Age of the last message.
     pub(crate) lag: Duration,
@@ -62,8 +60,7 @@ impl Peer {
             sender,
             ended: [0; ENDED],
             next: 0,
-            gaps: Vec::new(),
-            overflow: false,
+            has: Batches::default(),
             heard: now,
             lag: Duration::ZERO,
             shortest: [i64::MAX; 2],
@@ -100,33 +97,20 @@ impl Peer {
 
     /// A batch with this number.
     pub(crate) fn arrives(&mut self, seq: u64) -> Arrival {
-        if self.next == 0 {
-            self.next = seq.saturating_add(1);
-            return Arrival::First { missed: seq > 1 };
-        }
-        if seq == self.next {
-            self.next += 1;
-            return Arrival::Next;
-        }
-        if seq > self.next {
-            match self.gaps.len() < MAX_GAPS {
-                true => self.gaps.push((self.next, seq)),
-                false => self.overflow = true,
-            }
-            self.next = seq.saturating_add(1);
-            return Arrival::Gap;
-        }
-        let Some(at) = self.gaps.iter().position(|(from, to)| (*from..*to).contains(&seq)) else {
+        let next = self.next;
+        if seq < next && self.has.has(seq, seq + 1) {
             return Arrival::Repeated;
-        };
-        let (from, to) = self.gaps.swap_remove(at);
-        let rest = [(from, seq), (seq + 1, to)];
-        self.gaps.extend(rest.into_iter().filter(|(from, to)| from < to));
-        if self.gaps.len() > MAX_GAPS {
-            self.overflow = true;
-            self.gaps.truncate(MAX_GAPS);
         }
-        Arrival::Filled { last: self.is_whole() }
+        let missed = !self.has.has(next.max(1), seq);
+        self.next = next.max(seq.saturating_add(1));
+        self.has.insert(seq, seq.saturating_add(1));
+        self.has.bound();
+        match next {
+            0 => Arrival::First { missed },
+            next if seq < next => Arrival::Filled { last: self.is_whole() },
+            _ if missed => Arrival::Gap,
+            _ => Arrival::Next,
+        }
     }
 
     /// The number of the next batch; 0: none has arrived.
@@ -136,19 +120,23 @@ impl Peer {
 
     /// Returns true if no batch is missing.
     pub(crate) fn is_whole(&self) -> bool {
-        self.gaps.is_empty() && !self.overflow
+        self.has.has(1, self.next)
     }
 
-    /// A snapshot of the peer has everything that was missing.
-    pub(crate) fn fill(&mut self) {
-        self.gaps.clear();
-        self.overflow = false;
+    /// The batches of this process that have arrived, or that a snapshot had.
+    pub(crate) fn has(&self) -> &Batches {
+        &self.has
     }
 
-    /// The gaps that are tracked, with their bound.
+    /// A snapshot had these batches of this process.
+    pub(crate) fn cover(&mut self, batches: &Batches) {
+        self.has.add(batches);
+    }
+
+    /// The ranges that are tracked, with their bound.
     #[cfg(test)]
     pub(crate) fn size(&self) -> (usize, usize) {
-        (self.gaps.len(), MAX_GAPS)
+        (self.has.ranges().count(), MAX_RANGES)
     }
 
     pub(crate) fn is_silent(&self, now: Time) -> bool {
@@ -168,8 +156,9 @@ mod tests {
     #[test]
     fn gaps_are_found_and_filled() {
         let mut peer = Peer::new(sender(1, 0), Time::default());
+        peer.cover(&Batches::below(5));
         let rows = [
-            (5, Arrival::First { missed: true }),
+            (5, Arrival::First { missed: false }),
             (6, Arrival::Next),
             (10, Arrival::Gap),
             (8, Arrival::Filled { last: false }),
@@ -190,15 +179,34 @@ mod tests {
     }
 
     #[test]
+    fn what_a_snapshot_had_is_not_missing() {
+        let mut peer = Peer::new(sender(1, 0), Time::default());
+        peer.cover(&Batches::below(4));
+        assert_eq!(peer.arrives(6), Arrival::First { missed: true });
+        assert_eq!(peer.arrives(9), Arrival::Gap);
+        peer.cover(&Batches::below(8));
+        assert!(!peer.is_whole());
+        assert_eq!((peer.arrives(4), peer.arrives(8)), (Arrival::Repeated, Arrival::Filled { last: true }));
+        assert_eq!(*peer.has(), Batches::below(10));
+        // Whatever a gate claims to have: the batches that arrive are merged.
+        peer.cover(&Batches::below(u64::MAX));
+        assert_eq!(
+            (peer.arrives(10), peer.arrives(12), peer.is_whole()),
+            (Arrival::Next, Arrival::Next, true)
+        );
+    }
+
+    #[test]
     fn more_gaps_than_are_tracked_need_a_snapshot() {
         let mut peer = Peer::new(sender(1, 0), Time::default());
         peer.arrives(1);
-        (2..=MAX_GAPS as u64 + 2).for_each(|n| assert_eq!(peer.arrives(2 * n), Arrival::Gap));
-        for n in 0..=MAX_GAPS as u64 + 2 {
+        (2..=MAX_RANGES as u64 + 2).for_each(|n| assert_eq!(peer.arrives(2 * n), Arrival::Gap));
+        for n in 1..=MAX_RANGES as u64 + 2 {
             peer.arrives(2 * n + 1);
         }
+        // The first one has been forgotten.
         assert!(!peer.is_whole());
-        peer.fill();
+        peer.cover(&Batches::below(peer.next()));
         assert!(peer.is_whole());
     }
 

@@ -17,14 +17,20 @@ use towpath_gate::state::{Cursor, EventKind, Refused};
 use towpath_gate::{Merged, NotMerged};
 use towpath_wire::Time;
 
-use crate::message::{Item, Kind, Message, MessageError, Sender, records};
+use crate::batches::Batches;
+use crate::known::Known;
+#[cfg(test)]
+use crate::known::MAX_KNOWN;
+use crate::message::{Has, Item, Kind, Message, MessageError, Sender, records};
 use crate::outgoing::{Outgoing, Replicate};
 use crate::peer::{Arrival, Peer, SILENT};
 #[cfg(test)]
 use crate::removed::MAX_REMOVED;
 use crate::removed::{Removed, Sent};
 use crate::stats::FleetStats;
-use crate::sync::{CHUNKS, Chunk, Need, Sync};
+#[cfg(test)]
+use crate::sync::MAX_WANTED;
+use crate::sync::{CHUNKS, Chunk, Sync};
 
 /// Maximum number of peers.
 pub const MAX_PEERS: usize = 128;
@@ -38,8 +44,8 @@ const ALIVE: Duration = Duration::from_secs(1);
 /// Time for a replay, after which a snapshot fills the gap.
 const REPLAY: Duration = Duration::from_secs(2);
 
-/// Time in which peers are heard after the gate has connected. They send once per second. Then one snapshot serves for all that are in
-/// step.
+/// Time in which peers are heard after the gate has connected. They send once per second. Then one snapshot serves for all whose batches
+/// its peer has.
 const HEARD: Duration = Duration::from_millis(1200);
 
 /// Time after which a gate without peers is in step.
@@ -173,20 +179,18 @@ pub struct Replica {
     outgoing: Outgoing,
     removed: Removed,
     peers: BTreeMap<String, Peer>,
+    known: Known,
     sync: Sync,
     serving: VecDeque<Serving>,
     replays: VecDeque<String>,
     /// The number of the next batch.
     seq: u64,
-    /// When the next batch without records is due.
+    /// When the next batch without records is due, and the next one that tells what the gate has.
     alive: Time,
+    tells: Time,
     /// When the bus was connected, and whether peers had time to be heard since.
     connected: Option<Time>,
     joined: bool,
-    /// It was connected before.
-    rejoined: bool,
-    /// Batches of a process that has ended may be missing.
-    uncertain: bool,
     stats: FleetStats,
 }
 
@@ -198,15 +202,15 @@ impl Replica {
             settings,
             removed: Removed::default(),
             peers: BTreeMap::new(),
+            known: Known::default(),
             sync: Sync::default(),
             serving: VecDeque::new(),
             replays: VecDeque::new(),
             seq: 1,
             alive: Time::default(),
+            tells: Time::default(),
             connected: None,
             joined: false,
-            rejoined: false,
-            uncertain: false,
             stats: FleetStats::default(),
         }
     }
@@ -248,17 +252,17 @@ impl Replica {
     pub fn connect(&mut self, now: Time) {
         self.connected = Some(now);
         self.joined = false;
-        self.alive = now;
+        (self.alive, self.tells) = (now, now);
         self.sync.resume(now);
     }
 
     /// The bus is away. Peers find a gap when it is back.
-    pub fn disconnect(&mut self, now: Time) {
-        self.rejoined |= self.connected.take().is_some();
+    pub fn disconnect(&mut self) {
+        self.connected = None;
         self.joined = false;
         self.serving.clear();
         self.replays.clear();
-        self.sync.interrupt(now);
+        self.sync.interrupt();
     }
 
     /// Returns true if the gate has the states of its peers.
@@ -282,31 +286,35 @@ impl Replica {
         if !self.peers.contains_key(from) && !self.has_room(now) {
             return self.stats.messages_peers += 1;
         }
-        let Message { sender, kind, records } = message;
+        let Message { sender, kind, has, records } = message;
         let is_current = |peer: &Peer| peer.sender.incarnation == sender.incarnation;
         // A replay fills the gaps of one process. The stream also has batches of those before, whose incarnations are larger if the wall
         // clock was set back.
         if channel == Channel::Replayed && !self.peers.get(from).is_some_and(is_current) {
             return self.stats.repeated += 1;
         }
+        let is_new = !self.peers.contains_key(from);
         let peer = self.peers.entry(from.to_owned()).or_insert_with(|| Peer::new(sender, now));
         // If the last process is silent, the other one may have begun after it.
         if peer.is_earlier(sender.incarnation) && !peer.is_silent(now) {
             return self.stats.repeated += 1;
         }
-        let returns = peer.is_silent(now) && !peer.is_whole();
-        // The last batches of the process before may be missing: other peers have them.
-        let first = self.connected.is_some_and(|at| peer.heard <= at) || peer.next() == 0;
-        let other = peer.sender.incarnation != sender.incarnation || self.rejoined && peer.next() == 0;
-        let age = peer.hears(sender, now);
-        if returns {
-            self.sync.want(from, Need::Missing, now, now);
+        let before =
+            (!is_new && peer.sender.incarnation != sender.incarnation).then_some(peer.sender.incarnation);
+        if let Some(before) = before {
+            self.known.add(before, peer.has());
+            self.sync.ended(before, from);
         }
-        if other {
-            self.uncertain = true;
-            self.want_any(now);
-        } else if first && self.uncertain {
-            self.sync.want(from, Need::Joined, self.heard_at(now), now);
+        let age = peer.hears(sender, now);
+        if is_new || before.is_some() {
+            peer.cover(&self.known.take(sender.incarnation));
+        }
+        if !peer.is_whole() {
+            let all = Batches::below(peer.next());
+            self.sync.want(sender.incarnation, &all, from, self.heard_at(now));
+        }
+        if !has.is_empty() {
+            self.compare(from, has, now);
         }
         match (channel, kind) {
             (Channel::States | Channel::Replayed, Kind::States { seq }) => {
@@ -316,7 +324,8 @@ impl Replica {
                 self.request(from, epoch, cursor, chunks)
             }
             (Channel::Chunk, Kind::Chunk { epoch, cursor, next }) => {
-                self.chunk(from, (epoch, cursor, next), records, age, table, now);
+                let chunk = self.sync.chunk(from, (epoch, cursor, next), has, now);
+                self.chunk(from, chunk, records, age, table, now);
             }
             _ => self.stats.messages_malformed += 1,
         }
@@ -342,11 +351,12 @@ impl Replica {
         }
         let peers = &self.peers;
         let live = |name: &str| {
-            peers.get(name).filter(|peer| !peer.is_silent(now)).map(|peer| peer.sender.incarnation)
+            let peer = peers.get(name).filter(|peer| !peer.is_silent(now));
+            peer.map(|peer| (peer.sender.incarnation, peer.next()))
         };
         if let Some((to, epoch, cursor)) = self.sync.poll(now, live, &mut self.stats.snapshots_failed) {
             let kind = Kind::Request { epoch, cursor, chunks: CHUNKS };
-            return Some(Output::Request { to, bytes: self.encode(kind, &[], table, now) });
+            return Some(Output::Request { to, bytes: self.encode(kind, false, &[], table, now) });
         }
         None
     }
@@ -354,6 +364,7 @@ impl Replica {
     /// The next part of a snapshot that a peer has asked for. The caller calls this while the bus takes more.
     pub fn poll_chunk(&mut self, table: &mut impl Table, now: Time) -> Option<Output> {
         let mut serving = self.serving.pop_front()?;
+        let begins = serving.cursor == Cursor::default();
         let (mut chunk, mut next, mut states) = (Vec::new(), Some(serving.cursor), 0);
         for _ in 0..SCANS {
             let Some(at) = next.filter(|_| chunk.len() < CHUNK) else { break };
@@ -367,7 +378,7 @@ impl Replica {
         self.stats.snapshot_sent += states;
         let (epoch, cursor) = (serving.epoch, serving.cursor.to_bits());
         let kind = Kind::Chunk { epoch, cursor, next: next.map(Cursor::to_bits) };
-        let bytes = self.encode(kind, &chunk, table, now);
+        let bytes = self.encode(kind, begins, &chunk, table, now);
         let to = serving.to.clone();
         serving.chunks -= 1;
         if let Some(next) = next.filter(|_| serving.chunks > 0) {
@@ -438,14 +449,18 @@ impl Replica {
             (self.serving.len(), MAX_SERVING),
             (self.replays.len(), MAX_PEERS),
             (self.removed.len(), MAX_REMOVED),
-            // Peers that have gone are forgotten after ten seconds.
-            (self.sync.wanted(), 4 * MAX_PEERS),
+            (self.known.len(), MAX_KNOWN),
+            (self.sync.wanted(), MAX_WANTED),
         ];
         own.into_iter().chain(self.outgoing.sizes()).chain(self.peers.values().map(Peer::size)).collect()
     }
 
     fn make_batch(&mut self, records: &[u8], states: u64, table: &mut impl Table, now: Time) -> Output {
-        let bytes = self.encode(Kind::States { seq: self.seq }, records, table, now);
+        let tells = now >= self.tells;
+        if tells {
+            self.tells = now + ALIVE;
+        }
+        let bytes = self.encode(Kind::States { seq: self.seq }, tells, records, table, now);
         self.seq += 1;
         self.alive = now + ALIVE;
         self.stats.batches += 1;
@@ -453,7 +468,8 @@ impl Replica {
         Output::Batch { bytes, states }
     }
 
-    fn encode(&self, kind: Kind, records: &[u8], table: &mut impl Table, now: Time) -> Vec<u8> {
+    /// A message. `tells`: with what the gate has.
+    fn encode(&self, kind: Kind, tells: bool, records: &[u8], table: &mut impl Table, now: Time) -> Vec<u8> {
         let (fingerprint, unchecked) = table.rules();
         let sender = Sender {
             incarnation: self.settings.incarnation,
@@ -462,7 +478,51 @@ impl Replica {
             in_step: self.is_in_step(),
             unchecked,
         };
-        Message { sender, kind, records }.encode()
+        let has = if tells { self.has() } else { Vec::new() };
+        Message { sender, kind, has: Has::of(&has), records }.encode()
+    }
+
+    /// The batches that this gate has.
+    fn has(&self) -> Vec<u8> {
+        let own = Batches::below(self.seq);
+        let peers = self.peers.values().map(|peer| (peer.sender.incarnation, peer.has()));
+        Has::encode([(self.settings.incarnation, &own)].into_iter().chain(peers).chain(self.known.iter()))
+    }
+
+    /// A peer has these batches. Wants a snapshot of the peer if this gate lacks some, and they will not arrive.
+    fn compare(&mut self, from: &str, has: Has<'_>, now: Time) {
+        for (incarnation, batches) in has.processes() {
+            let mut peers = self.peers.values();
+            let lacks = match peers.find(|peer| peer.sender.incarnation == incarnation) {
+                // Its next batch shows what is missing.
+                Some(peer) if !peer.is_silent(now) => false,
+                Some(peer) => !peer.has().includes(&batches),
+                None if incarnation == self.settings.incarnation => false,
+                None => !self.known.includes(incarnation, &batches),
+            };
+            if lacks {
+                self.sync.want(incarnation, &batches, from, self.heard_at(now));
+            }
+        }
+    }
+
+    /// A snapshot had these batches.
+    fn cover(&mut self, covers: &BTreeMap<u64, Batches>) {
+        for (&incarnation, batches) in covers {
+            match self.peers.values_mut().find(|peer| peer.sender.incarnation == incarnation) {
+                Some(peer) => {
+                    let missing = !peer.is_whole();
+                    peer.cover(batches);
+                    self.stats.resynced += u64::from(missing && peer.is_whole());
+                    self.sync.has(incarnation, peer.has());
+                }
+                None if incarnation == self.settings.incarnation => {}
+                None => {
+                    self.known.add(incarnation, batches);
+                    self.sync.has(incarnation, batches);
+                }
+            }
+        }
     }
 
     /// Forgets a silent peer if there is no room for another one.
@@ -470,7 +530,9 @@ impl Replica {
         if self.peers.len() >= MAX_PEERS {
             let silent = self.peers.iter().filter(|(_, peer)| peer.is_silent(now));
             let oldest = silent.min_by_key(|(_, peer)| peer.heard).map(|(name, _)| name.clone());
-            oldest.map(|name| self.peers.remove(&name));
+            if let Some(peer) = oldest.and_then(|name| self.peers.remove(&name)) {
+                self.known.add(peer.sender.incarnation, peer.has());
+            }
         }
         self.peers.len() < MAX_PEERS
     }
@@ -484,23 +546,25 @@ impl Replica {
         table: &mut impl Table,
         now: Time,
     ) {
+        let heard_at = self.heard_at(now);
         let Some(peer) = self.peers.get_mut(from) else { return };
+        let incarnation = peer.sender.incarnation;
         match peer.arrives(seq) {
             Arrival::Next | Arrival::First { missed: false } | Arrival::Filled { last: false } => {}
-            Arrival::First { missed: true } => self.sync.want(from, Need::Joined, self.heard_at(now), now),
+            Arrival::First { missed: true } => {
+                self.sync.want(incarnation, &Batches::below(seq), from, heard_at)
+            }
             Arrival::Gap => {
                 self.stats.gaps += 1;
                 if !self.replays.iter().any(|peer| peer == from) && self.replays.len() < MAX_PEERS {
                     self.replays.push_back(from.to_owned());
                 }
-                self.sync.want(from, Need::Missing, now + REPLAY, now);
+                self.sync.want(incarnation, &Batches::below(seq), from, now + REPLAY);
             }
-            Arrival::Filled { last: true } => {
-                self.stats.replayed += 1;
-                self.sync.filled(from);
-            }
+            Arrival::Filled { last: true } => self.stats.replayed += 1,
             Arrival::Repeated => return self.stats.repeated += 1,
         }
+        self.sync.has(incarnation, peer.has());
         self.stats.received += self.apply(from, records, age, table, now);
     }
 
@@ -519,13 +583,12 @@ impl Replica {
     fn chunk(
         &mut self,
         from: &str,
-        part: (u64, u64, Option<u64>),
+        chunk: Chunk,
         records: &[u8],
         age: Duration,
         table: &mut impl Table,
         now: Time,
     ) {
-        let chunk = self.sync.chunk(from, part, now);
         if chunk == Chunk::Other {
             return;
         }
@@ -537,23 +600,8 @@ impl Replica {
         if chunk == Chunk::Last {
             self.stats.snapshots += 1;
             self.joined = true;
-            let Some(peer) = self.peers.get_mut(from) else { return };
-            let in_step = peer.sender.in_step;
-            self.sync.finish(in_step);
-            self.uncertain &= !in_step;
-            // Batches that went missing while the snapshot was taken need another one.
-            if !peer.is_whole() && self.sync.covers(from) {
-                peer.fill();
-                self.stats.resynced += 1;
-            }
-        }
-    }
-
-    /// Wants the snapshot of any peer.
-    fn want_any(&mut self, now: Time) {
-        let at = self.heard_at(now);
-        for (name, _) in self.peers.iter().filter(|(_, peer)| !peer.is_silent(now)) {
-            self.sync.want(name, Need::Joined, at, now);
+            let covers = self.sync.finish();
+            self.cover(&covers);
         }
     }
 

@@ -11,7 +11,7 @@ use towpath_gate::{
 };
 use towpath_wire::{self as wire, Time};
 
-use super::message::{Kind, Message, Sender};
+use super::message::{Has, Kind, Message, Sender};
 use super::*;
 
 const GATES: usize = 3;
@@ -41,7 +41,7 @@ struct Host {
 
 impl Host {
     fn new(at: usize, now: Time) -> Self {
-        Self::with(RULES[at], state::Settings::default(), at, now)
+        Self::with(RULES[at], state::Settings { dyn_max: 64, ..state::Settings::default() }, at, now)
     }
 
     fn with(rules: &str, settings: state::Settings, at: usize, now: Time) -> Self {
@@ -267,7 +267,7 @@ impl World {
                 self.away[gate] = !self.away[gate];
                 let now = self.time(gate);
                 match self.away[gate] {
-                    true => self.replicas[gate].disconnect(now),
+                    true => self.replicas[gate].disconnect(),
                     false => self.replicas[gate].connect(now),
                 }
             }

@@ -1,16 +1,25 @@
 //! Snapshots that a gate takes of its peers: when it joins, and when batches are missing that the stream of the bus does not have.
 //!
-//! What: one snapshot at a time. The gate asks for [`CHUNKS`] chunks from a cursor, and for more when it has them: a slow gate asks slowly.
-//! A chunk is for the cursor that is expected, or is dropped. If none arrives for [`PATIENCE`], the gate asks again, and after [`TRIES`]
-//! takes the next peer. The peer keeps no memory of a snapshot. Changes that happen meanwhile arrive in batches, and merge in any order.
+//! What: a snapshot is wanted for each process of which a peer has more batches than this gate ([`Known`](crate::known::Known)), and one is
+//! taken at a time, of a peer that has them. It ends the wishes for all processes of which its peer had the batches when it began.
+//!
+//! The gate asks for [`CHUNKS`] chunks from a cursor, and for more when it has them: a slow gate asks slowly. A chunk is for the cursor
+//! that is expected, or is dropped. If none arrives for [`PATIENCE`], the gate asks again, and after [`TRIES`] takes another peer. The peer
+//! keeps no memory of a snapshot. Changes that happen meanwhile arrive in batches, and merge in any order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use towpath_wire::Time;
 
+use crate::batches::Batches;
+use crate::message::Has;
+
 /// Chunks of one request.
 pub(crate) const CHUNKS: u64 = 16;
+
+/// Maximum number of processes for which a snapshot is wanted. Peers tell what they have again and again.
+pub(crate) const MAX_WANTED: usize = 256;
 
 /// Time without a chunk after which a request is repeated.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
@@ -24,39 +33,14 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Time in which a peer must be heard, so that its snapshot stays wanted.
 const GONE: Duration = Duration::from_secs(10);
 
-/// Time after which the other gates have heard a peer that this gate has heard, unless a message was lost.
-const KNOWN: Duration = Duration::from_millis(200);
-
-/// Why a snapshot is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
-    /// The peer was there before this gate. A snapshot of any peer that is in step serves as well.
-    Joined,
-    /// Batches of the peer are missing.
-    Missing,
-}
-
-/// A snapshot that is wanted. The needs are separate: a replay ends one of them only.
-#[derive(Clone, Copy, Debug)]
+/// A snapshot of `peer`, because it has these batches of a process.
+#[derive(Clone, Debug)]
 struct Wanted {
-    joined: bool,
-    missing: bool,
+    peer: String,
+    has: Batches,
     at: Time,
-    /// When the wish began.
-    since: Time,
-}
-
-impl Wanted {
-    fn add(&mut self, need: Need) {
-        match need {
-            Need::Joined => self.joined = true,
-            Need::Missing => self.missing = true,
-        }
-    }
-
-    const fn need(self) -> Need {
-        if self.missing { Need::Missing } else { Need::Joined }
-    }
+    /// A snapshot of the peer has failed: another one that has as much is preferred.
+    failed: bool,
 }
 
 /// The snapshot that is being taken.
@@ -66,8 +50,8 @@ pub(crate) struct Running {
     pub(crate) incarnation: u64,
     pub(crate) epoch: u64,
     pub(crate) cursor: u64,
-    need: Need,
-    begun: Time,
+    /// The batches of processes that the peer had when the snapshot began.
+    pub(crate) covers: BTreeMap<u64, Batches>,
     /// Chunks of the last request that have not arrived.
     open: u64,
     /// When the last request was sent or the last chunk arrived.
@@ -90,39 +74,47 @@ pub(crate) enum Chunk {
 /// The snapshots that are wanted, and the one that is being taken.
 #[derive(Debug, Default)]
 pub(crate) struct Sync {
-    wanted: BTreeMap<String, Wanted>,
+    /// By incarnation of the process whose batches are missing.
+    wanted: BTreeMap<u64, Wanted>,
     pub(crate) running: Option<Running>,
     epoch: u64,
 }
 
 impl Sync {
-    /// A snapshot of `peer` is wanted from `at` on.
-    pub(crate) fn want(&mut self, peer: &str, need: Need, at: Time, now: Time) {
-        if self.running.as_ref().is_some_and(|running| running.peer == peer && need == Need::Joined) {
-            return;
+    /// `peer` has these batches of the process `incarnation`, and the gate lacks some. A snapshot is wanted from `at` on.
+    pub(crate) fn want(&mut self, incarnation: u64, has: &Batches, peer: &str, at: Time) {
+        let room = self.wanted.len() < MAX_WANTED;
+        match self.wanted.get_mut(&incarnation) {
+            Some(wanted) if wanted.peer == peer => wanted.has = has.clone(),
+            Some(wanted) if wanted.failed || has.includes(&wanted.has) && !wanted.has.includes(has) => {
+                *wanted =
+                    Wanted { peer: peer.to_owned(), has: has.clone(), at: at.min(wanted.at), failed: false };
+            }
+            None if room => {
+                let wanted = Wanted { peer: peer.to_owned(), has: has.clone(), at, failed: false };
+                self.wanted.insert(incarnation, wanted);
+            }
+            _ => {}
         }
-        let wanted = Wanted { joined: false, missing: false, at, since: now };
-        self.wanted.entry(peer.to_owned()).or_insert(wanted).add(need);
+    }
+
+    /// The gate has these batches of a process.
+    pub(crate) fn has(&mut self, incarnation: u64, batches: &Batches) {
+        if self.wanted.get(&incarnation).is_some_and(|wanted| batches.includes(&wanted.has)) {
+            self.wanted.remove(&incarnation);
+        }
+    }
+
+    /// The process of a peer has ended: the next one does not have its batches.
+    pub(crate) fn ended(&mut self, incarnation: u64, peer: &str) {
+        if self.wanted.get(&incarnation).is_some_and(|wanted| wanted.peer == peer) {
+            self.wanted.remove(&incarnation);
+        }
     }
 
     /// Returns true if no snapshot is wanted or being taken.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty() && self.running.is_none()
-    }
-
-    /// No batch of `peer` is missing any more.
-    pub(crate) fn filled(&mut self, peer: &str) {
-        if let Some(wanted) = self.wanted.get_mut(peer) {
-            wanted.missing = false;
-            if !wanted.joined {
-                self.wanted.remove(peer);
-            }
-        }
-    }
-
-    /// No batch of `peer` went missing since its snapshot began.
-    pub(crate) fn covers(&self, peer: &str) -> bool {
-        !self.wanted.contains_key(peer)
     }
 
     /// The bus is back: peers have time to be heard.
@@ -131,23 +123,21 @@ impl Sync {
     }
 
     /// The bus has failed: the chunks that were requested are lost.
-    pub(crate) fn interrupt(&mut self, now: Time) {
-        if let Some(running) = self.running.take() {
-            self.want(&running.peer, running.need, now, now);
-        }
+    pub(crate) fn interrupt(&mut self) {
+        self.running = None;
     }
 
-    /// The next request, if one is due. `peers` tells whether a peer was heard lately, and its incarnation. Returns the peer, the epoch and
-    /// the cursor; `failed` counts snapshots that were given up.
+    /// The next request, if one is due. `peer` tells whether a peer was heard lately: its incarnation, and the number of its next batch.
+    /// Returns the peer, the epoch and the cursor; `failed` counts snapshots that were given up.
     pub(crate) fn poll(
         &mut self,
         now: Time,
-        peer: impl Fn(&str) -> Option<u64>,
+        peer: impl Fn(&str) -> Option<(u64, u64)>,
         failed: &mut u64,
     ) -> Option<(String, u64, u64)> {
         if let Some(running) = &mut self.running {
             let waited = now.since(running.active) >= PATIENCE;
-            let same = peer(&running.peer) == Some(running.incarnation);
+            let same = peer(&running.peer).is_some_and(|(incarnation, _)| incarnation == running.incarnation);
             if same && (running.open == 0 || waited && running.tries < TRIES) {
                 running.tries += u32::from(waited);
                 (running.open, running.active) = (CHUNKS, now);
@@ -159,19 +149,18 @@ impl Sync {
             *failed += 1;
             let running = self.running.take()?;
             let at = now + if same { AGAIN } else { PATIENCE };
-            let wanted = Wanted { joined: false, missing: false, at, since: now };
-            let again = self.wanted.entry(running.peer).or_insert(wanted);
-            again.add(running.need);
-            again.at = at;
+            for wanted in self.wanted.values_mut().filter(|wanted| wanted.peer == running.peer) {
+                (wanted.at, wanted.failed) = (at, true);
+            }
         }
-        // A peer that has gone has nothing to give. If it comes back, the gap of its batches shows.
-        self.wanted.retain(|name, wanted| now.since(wanted.at) < GONE || peer(name).is_some());
-        let due = |(name, wanted): (&String, &Wanted)| {
-            let incarnation = (wanted.at <= now).then(|| peer(name)).flatten()?;
-            Some((name.clone(), wanted.need(), incarnation))
-        };
-        let (name, need, incarnation) = self.wanted.iter().find_map(due)?;
-        self.wanted.remove(&name);
+        // A peer that has gone has nothing to give. If it comes back, it tells again what it has.
+        self.wanted.retain(|_, wanted| now.since(wanted.at) < GONE || peer(&wanted.peer).is_some());
+        let mut due = self.wanted.values_mut().filter(|wanted| wanted.at <= now);
+        let (name, (incarnation, next)) = due.find_map(|wanted| {
+            let live = peer(&wanted.peer);
+            wanted.failed |= live.is_none();
+            Some((wanted.peer.clone(), live?))
+        })?;
         self.epoch += 1;
         let (epoch, cursor) = (self.epoch, 0);
         self.running = Some(Running {
@@ -179,8 +168,8 @@ impl Sync {
             incarnation,
             epoch,
             cursor,
-            need,
-            begun: now,
+            // A peer of an older version does not tell.
+            covers: BTreeMap::from([(incarnation, Batches::below(next))]),
             open: CHUNKS,
             active: now,
             tries: 0,
@@ -189,11 +178,12 @@ impl Sync {
         Some((name, epoch, cursor))
     }
 
-    /// A chunk of `peer`.
+    /// A chunk of `peer`, with what the peer has.
     pub(crate) fn chunk(
         &mut self,
         peer: &str,
         (epoch, cursor, next): (u64, u64, Option<u64>),
+        has: Has<'_>,
         now: Time,
     ) -> Chunk {
         let Some(running) = &mut self.running else { return Chunk::Other };
@@ -202,6 +192,9 @@ impl Sync {
         }
         (running.active, running.tries) = (now, 0);
         running.open = running.open.saturating_sub(1);
+        if cursor == 0 {
+            running.covers.extend(has.processes());
+        }
         match next {
             // A cursor that does not advance would never end.
             Some(next) if next > cursor => {
@@ -213,19 +206,14 @@ impl Sync {
         }
     }
 
-    /// The snapshot is complete. `in_step`: its peer had the states of its own peers, so those need not be asked. Peers that came shortly
-    /// before the snapshot began are: its peer may not have heard them, and does not know then that it is not in step. Returns the peer.
-    pub(crate) fn finish(&mut self, in_step: bool) -> Option<String> {
-        let running = self.running.take()?;
-        if in_step {
-            let known = |wanted: &Wanted| wanted.since + KNOWN <= running.begun;
-            self.wanted.values_mut().filter(|wanted| known(wanted)).for_each(|wanted| wanted.joined = false);
-            self.wanted.retain(|_, wanted| wanted.missing || wanted.joined);
-        }
-        Some(running.peer)
+    /// The snapshot is complete. What its peer does not have is not wanted of it any more. Returns what it covers.
+    pub(crate) fn finish(&mut self) -> BTreeMap<u64, Batches> {
+        let Some(running) = self.running.take() else { return BTreeMap::new() };
+        self.wanted.retain(|_, wanted| wanted.peer != running.peer);
+        running.covers
     }
 
-    /// The number of peers of which a snapshot is wanted.
+    /// The number of processes for which a snapshot is wanted.
     #[cfg(test)]
     pub(crate) fn wanted(&self) -> usize {
         self.wanted.len()

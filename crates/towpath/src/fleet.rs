@@ -273,7 +273,7 @@ impl Member {
                     log::warn!("fleet: {error}; the engine continues with the states that it has");
                 }
                 (self.view.server, self.view.warning) = (Err(error), None);
-                self.replica.disconnect(now);
+                self.replica.disconnect();
             }
             bus::Incoming::Warning(warning) => {
                 if self.view.warning.as_ref() != Some(&warning) {

@@ -45,7 +45,7 @@ fn record(ends: Ends) -> u64 {
 fn batch_header() -> u64 {
     let sender =
         Sender { incarnation: 1, at: Time::from_secs(1), fingerprint: 2, in_step: true, unchecked: false };
-    Message { sender, kind: Kind::States { seq: 1 }, records: &[] }.encode().len() as u64
+    Message { sender, kind: Kind::States { seq: 1 }, has: Has::default(), records: &[] }.encode().len() as u64
 }
 
 /// Records of a TCP connection from its SYN to the end of both sides.

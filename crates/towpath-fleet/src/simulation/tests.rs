@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::batches::Batches;
 
 fn bus() -> impl Strategy<Value = Bus> {
     (0_u32..40, 0_u32..20, 0_u64..200, prop_oneof![Just(0_u64), Just(60)], 0_u64..1_000_000).prop_map(
@@ -68,7 +69,7 @@ proptest! {
                 (Channel::Chunk, Kind::Chunk { epoch: a, cursor: b, next: Some(c) }),
             ][kind];
             let sender = Sender { incarnation: 1 + b % 3, at: now, fingerprint: 0, in_step: small, unchecked: false };
-            let bytes = Message { sender, kind, records: &[] }.encode();
+            let bytes = Message { sender, kind, has: Has::default(), records: &[] }.encode();
             replica.message(channel, &format!("p{from}"), &bytes, &mut host, now);
             while replica.poll(&mut host, now).is_some() {}
             bounded(&replica);
@@ -117,7 +118,8 @@ fn a_replay_fills_gaps_of_the_process_that_was_heard() {
     replica.connect(now);
     let mut take = |channel, incarnation, seq| {
         let sender = Sender { incarnation, at: now, fingerprint: 0, in_step: true, unchecked: false };
-        let bytes = Message { sender, kind: Kind::States { seq }, records: &[] }.encode();
+        let bytes =
+            Message { sender, kind: Kind::States { seq }, has: Has::default(), records: &[] }.encode();
         replica.message(channel, "g1", &bytes, &mut host, now);
         let stats = replica.stats(now);
         (stats.gaps, stats.replayed, stats.repeated)
@@ -128,6 +130,48 @@ fn a_replay_fills_gaps_of_the_process_that_was_heard() {
     assert_eq!(take(Channel::Replayed, 9, 2), (1, 0, 2), "another process");
     assert_eq!(take(Channel::Replayed, 5, 2), (1, 1, 2));
     assert_eq!(take(Channel::States, 5, 4), (1, 1, 2));
+}
+
+/// The batches of a process that has ended are taken from any peer that has them, once.
+#[test]
+fn batches_of_a_process_that_has_ended_are_taken_of_a_peer_that_has_them() {
+    let start = Time::from_secs(1_000);
+    let (mut host, mut replica) = (Host::new(0, start), replica(0, 1));
+    replica.connect(start);
+    let message = |incarnation, kind, has: &[(u64, Batches)]| {
+        let sender = Sender { incarnation, at: start, fingerprint: 0, in_step: true, unchecked: false };
+        let has = Has::encode(has.iter().map(|(at, batches)| (*at, batches)));
+        Message { sender, kind, has: Has::of(&has), records: &[] }.encode()
+    };
+    let states = |seq| Kind::States { seq };
+    let mut requests = |replica: &mut Replica, millis| {
+        let now = start + Duration::from_millis(millis);
+        let outputs = std::iter::from_fn(|| replica.poll(&mut host, now));
+        outputs.filter(|output| matches!(output, Output::Request { .. })).collect::<Vec<_>>()
+    };
+    let mut host = Host::new(0, start);
+    let mut take = |replica: &mut Replica, channel, from, bytes: &[u8]| {
+        replica.message(channel, from, bytes, &mut host, start)
+    };
+    // The first process of g1 sends three batches, of which the last one arrives here and at g2, and the first one only at g2.
+    take(&mut replica, Channel::States, "g1", &message(5, states(3), &[]));
+    take(&mut replica, Channel::States, "g1", &message(6, states(1), &[]));
+    let mut had = Batches::range(1, 2);
+    had.insert(3, 4);
+    let has = [(7, Batches::below(1)), (6, Batches::below(2)), (5, had)];
+    take(&mut replica, Channel::States, "g2", &message(7, states(1), &has));
+    let wanted = requests(&mut replica, 1_300);
+    assert!(matches!(&wanted[..], [Output::Request { to, .. }] if to == "g2"), "{wanted:?}");
+    assert!(!replica.is_in_step());
+    let chunk = Kind::Chunk { epoch: 1, cursor: 0, next: None };
+    take(&mut replica, Channel::Chunk, "g2", &message(7, chunk, &has));
+    assert!(replica.is_in_step());
+    // Nobody has the second one.
+    take(&mut replica, Channel::States, "g2", &message(7, states(2), &has));
+    assert_eq!((requests(&mut replica, 2_500), replica.is_in_step()), (vec![], true));
+    take(&mut replica, Channel::States, "g3", &message(8, states(1), &[(5, Batches::below(4))]));
+    let wanted = requests(&mut replica, 2_600);
+    assert!(matches!(&wanted[..], [Output::Request { to, .. }] if to == "g3"), "{wanted:?}");
 }
 
 pub(super) const CALM: Bus = Bus {
@@ -479,6 +523,35 @@ fn a_gate_that_returns_with_a_restarted_one_asks_all_peers() {
         Step::Wait(1001),
         Step::Restart(0),
         Step::Split(0),
+    ];
+    steps.into_iter().for_each(|step| world.step(step));
+    world.settle();
+}
+
+/// Only gate 2 has the last batch of gate 0's first process, and it is away while the others take snapshots of each other.
+#[test]
+fn a_gate_that_begins_again_when_another_returns_has_all_states() {
+    let bus = Bus {
+        lost: 3,
+        repeated: 7,
+        delay: Duration::ZERO,
+        stream: Duration::from_secs(60),
+        skew: Duration::ZERO,
+    };
+    let mut world = World::new(bus, 15_511_418_397_051_524_907);
+    let steps = [
+        udp(0, 0, false),
+        udp(0, 0, false),
+        Step::Split(1),
+        udp(0, 0, false),
+        udp(0, 0, true),
+        udp(0, 0, false),
+        Step::Wait(16),
+        Step::Split(2),
+        Step::Split(1),
+        Step::Restart(0),
+        Step::Wait(131),
+        Step::Wait(1061),
     ];
     steps.into_iter().for_each(|step| world.step(step));
     world.settle();
