@@ -147,7 +147,10 @@ impl Outgoing {
         let came = known.hash & THEIRS != 0 && record.is_tracked();
         // Changes of the journal have no windows.
         let scales = known.hash & (THEIRS | WINDOW) == 0 && record.window.is_some();
-        let passed = packets(record.packets) != known.packets && expires > known.expires;
+        // Other packets, as many, may have passed a peer: an expiry that is much later is of packets that it has not seen.
+        let much = lifetime / 3 + PARTS as u32;
+        let passed = packets(record.packets) != known.packets || expires.saturating_sub(known.expires) > much;
+        let passed = passed && expires > known.expires;
         if passed && (third || came) || scales {
             self.queue(record, now);
         }

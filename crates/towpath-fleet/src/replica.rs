@@ -324,7 +324,7 @@ impl Replica {
                 self.request(from, epoch, cursor, chunks)
             }
             (Channel::Chunk, Kind::Chunk { epoch, cursor, next }) => {
-                let chunk = self.sync.chunk(from, (epoch, cursor, next), has, now);
+                let chunk = self.sync.chunk((from, sender.incarnation), (epoch, cursor, next), has, now);
                 self.chunk(from, chunk, records, age, table, now);
             }
             _ => self.stats.messages_malformed += 1,

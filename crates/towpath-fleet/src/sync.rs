@@ -178,16 +178,19 @@ impl Sync {
         Some((name, epoch, cursor))
     }
 
-    /// A chunk of `peer`, with what the peer has.
+    /// A chunk of the process `incarnation` of `peer`, with what the peer has.
     pub(crate) fn chunk(
         &mut self,
-        peer: &str,
+        (peer, incarnation): (&str, u64),
         (epoch, cursor, next): (u64, u64, Option<u64>),
         has: Has<'_>,
         now: Time,
     ) -> Chunk {
         let Some(running) = &mut self.running else { return Chunk::Other };
-        if (running.peer.as_str(), running.epoch, running.cursor) != (peer, epoch, cursor) {
+        // A process that began meanwhile may have got the request.
+        if (running.peer.as_str(), running.incarnation) != (peer, incarnation)
+            || (running.epoch, running.cursor) != (epoch, cursor)
+        {
             return Chunk::Other;
         }
         (running.active, running.tries) = (now, 0);

@@ -573,3 +573,35 @@ fn a_late_acknowledgement_of_a_syn_is_sent() {
     world.step(Step::Wait(500));
     assert_eq!(world.table(1).keys().copied().collect::<Vec<_>>(), [1001]);
 }
+
+/// The two gates have counted as many packets of a connection, but not the same: only one of them has seen the acknowledgement.
+#[test]
+fn an_expiry_that_is_much_later_is_sent() {
+    let bus = Bus { lost: 10, repeated: 3, delay: Duration::from_millis(51), stream: Duration::ZERO, ..CALM };
+    let mut world = World::new(Bus { skew: Duration::ZERO, ..bus }, 17_571_816_909_910_784_064);
+    let tcp = |gate, reply, flags| Step::Packet { gate, flow: 5, reply, tcp: Some(flags) };
+    let begins = [Step::Split(2), Step::Wait(1066), tcp(1, true, "syn"), Step::Split(1), Step::Split(2)];
+    let replied = [Step::Wait(1051), Step::Split(1), tcp(1, false, "syn ack")];
+    let waits = [831, 746, 586].map(Step::Wait);
+    let more = [tcp(1, true, "ack"), Step::Wait(1341), tcp(2, true, "syn"), Step::Wait(426)];
+    for step in begins.into_iter().chain(replied).chain(waits).chain(more) {
+        world.step(step);
+    }
+    world.settle();
+}
+
+/// The request for a snapshot arrives after its peer has been killed.
+#[test]
+fn a_chunk_of_the_next_process_is_not_of_the_snapshot() {
+    let bus = Bus { lost: 10, repeated: 5, delay: Duration::from_millis(53), stream: Duration::ZERO, ..CALM };
+    let mut world = World::new(Bus { skew: Duration::ZERO, ..bus }, 5_335_655_251_941_276_440);
+    let tcp = |gate, reply, flags| Step::Packet { gate, flow: 3, reply, tcp: Some(flags) };
+    let begins =
+        [tcp(1, false, "ack"), Step::Wait(41), Step::Wait(576), tcp(1, true, "syn"), Step::Wait(561)];
+    let more = [udp(2, 0, false), tcp(2, true, "syn"), Step::Wait(601), udp(2, 0, true)];
+    let waits = [811, 776, 526, 111].map(Step::Wait);
+    for step in begins.into_iter().chain(more).chain(waits).chain([Step::Restart(2)]) {
+        world.step(step);
+    }
+    world.settle();
+}
