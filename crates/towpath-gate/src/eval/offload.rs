@@ -9,6 +9,7 @@
 //! each packet of the flow has this walk: it counts for these rules, and in these states.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::evaluate::{Next, flow_of};
 use super::insn::{Insn, Op};
@@ -405,8 +406,15 @@ impl Walker {
         Some(holds)
     }
 
-    /// Counts packets of a walk that the engine did not see, and refreshes its states. Returns false if one of the states has ended.
-    pub fn count_unseen(&mut self, rules: &[RuleId], states: &[StateHit], unseen: Unseen, now: Time) -> bool {
+    /// Counts packets of a walk that the engine did not see, and refreshes its states. Returns the time until the first of the states
+    /// expires, or `None` if one has ended. Without states, there is no end.
+    pub fn count_unseen(
+        &mut self,
+        rules: &[RuleId],
+        states: &[StateHit],
+        unseen: Unseen,
+        now: Time,
+    ) -> Option<Duration> {
         self.catch_up();
         for rule in rules {
             if let Some(at) = self.generation.program.position_of(*rule) {
@@ -414,10 +422,13 @@ impl Walker {
             }
         }
         let segment = Segment { tcp_flags: ACK, tcp_ack: unseen.ack, ..Segment::default() };
-        states.iter().fold(true, |live, hit| {
-            let lookup = Lookup::Named(hit.name);
-            self.states.count_unseen(&hit.flow, lookup, [unseen.packets, unseen.bytes], &segment, now) && live
-        })
+        let counts = [unseen.packets, unseen.bytes];
+        let mut least = Some(Duration::MAX);
+        for hit in states {
+            let left = self.states.count_unseen(&hit.flow, Lookup::Named(hit.name), counts, &segment, now);
+            least = least.zip(left).map(|(least, left)| least.min(left));
+        }
+        least
     }
 }
 
@@ -653,13 +664,14 @@ mod tests {
         let (packets, bytes) = (1 << 28, 1 << 38);
         let later = Time::from_secs(15);
         let unseen = Unseen { packets, bytes, ack: 0 };
-        assert!(walker.count_unseen(&fixed.rules, &fixed.states, unseen, later));
+        let left = walker.count_unseen(&fixed.rules, &fixed.states, unseen, later);
+        assert_eq!(left.map(|left| left.as_secs_f64().round()), Some(10.0));
         let state = gate.states().list(later).next().unwrap();
         assert_eq!(state.packets, [packets + 1, 0]);
         assert_eq!(state.bytes[0], bytes + u64::from(packet.counted_bytes()));
         assert_eq!(state.seconds(), 10);
         let rule = &gate.show()[1];
         assert_eq!((rule.packets, rule.last), (packets + 1, Some(later)));
-        assert!(!walker.count_unseen(&fixed.rules, &fixed.states, unseen, Time::from_secs(99)));
+        assert_eq!(walker.count_unseen(&fixed.rules, &fixed.states, unseen, Time::from_secs(99)), None);
     }
 }

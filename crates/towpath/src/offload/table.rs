@@ -18,7 +18,7 @@ use towpath_port::offload::{FlowCounts, FlowKey, FlowMap, Link, Redirect, Route}
 use towpath_wire::{Time, proto};
 
 use super::denied::{ByAddress, Denied, Retired};
-use super::entry::{Entries, Entry, settle};
+use super::entry::{Entries, Entry, Settled, settle};
 use super::interfaces::Interfaces;
 use super::keys::{StateKey, flow_key, state_keys};
 use super::reasons::{begins, count, is_established, is_transient};
@@ -30,6 +30,8 @@ use crate::config;
 const EVENTS: usize = 1024;
 const EXAMINED: usize = 256;
 const DUMPED: usize = 1024;
+/// Entries that are written to the map at once. A verdict's way into the map is no longer than that of a batch.
+const BATCH: usize = 64;
 /// Waiting states that one step looks at, most of which are not due.
 const LOOKED: usize = 4 * EXAMINED;
 /// Entries whose counters one step reads, most of which are unchanged.
@@ -60,7 +62,8 @@ pub(super) struct Table {
     directory: Option<Arc<Directory>>,
     start: Instant,
     entries: Entries,
-    by_state: HashMap<StateKey, Vec<FlowKey>>,
+    /// Entries that are not in the map yet: see `write_added`.
+    added: Vec<(FlowKey, u32)>,
     free: Vec<u32>,
     /// Entries that have ended, whose slots are not used again yet.
     quarantine: VecDeque<(Instant, Entry)>,
@@ -108,7 +111,7 @@ impl Table {
             directory,
             start,
             entries: Entries::default(),
-            by_state: HashMap::new(),
+            added: Vec::with_capacity(BATCH),
             free: (0..capacity).rev().collect(),
             quarantine: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -154,10 +157,13 @@ impl Table {
         let mut busy = self.read_journal(now);
         let at = self.now();
         busy |= self.denied.as_mut().is_some_and(|denied| denied.step(&mut self.walker, now, at));
+        self.write_added();
         busy |= self.read_verdicts();
+        self.write_added();
         busy |= self.examine_stale();
         busy |= self.examine_waiting(now);
         busy |= self.sweep(now);
+        self.write_added();
         self.drain_part(now);
         if tick {
             self.ticked = now;
@@ -255,7 +261,7 @@ impl Table {
 
     /// A state has changed: its entries are examined again. A connection that begins is not ended by the RST of an earlier one.
     fn look_again(&mut self, state: &Listed) {
-        for key in self.of_state(&(state.flow, state.name)) {
+        for key in self.entries.keys_of_state(&(state.flow, state.name)) {
             if let Some(entry) = self.entries.get_mut(&key).filter(|_| begins(state)) {
                 entry.reset = self.map.counts(entry.slot).rst;
             }
@@ -263,12 +269,8 @@ impl Table {
         }
     }
 
-    fn of_state(&self, state: &StateKey) -> Vec<FlowKey> {
-        self.by_state.get(state).cloned().unwrap_or_default()
-    }
-
     pub(super) fn end_state(&mut self, state: &StateKey, now: Instant) {
-        for key in self.of_state(state) {
+        for key in self.entries.keys_of_state(state) {
             self.remove(&key, now);
         }
     }
@@ -377,7 +379,7 @@ impl Table {
             _ => None,
         };
         for (state, _) in &part {
-            if self.by_state.get(&(state.flow, state.name)).is_none_or(|keys| keys.len() < 2) {
+            if self.entries.of_state(&(state.flow, state.name)).len() < 2 {
                 self.consider(state, now);
             }
         }
@@ -520,25 +522,13 @@ impl Table {
             return;
         };
         self.map.write(slot, redirect, self.epoch);
-        let (_, result) = self.map.insert(&[(key, slot)]);
-        if result.is_err() {
-            self.map.end(slot);
-            self.free.push(slot);
-            self.stats.full += 1;
-            self.missed = true;
-            return;
-        }
-        self.stats.offered += 1;
-        let keys = state_keys(state, &path.walk.states);
-        for state in &keys {
-            self.by_state.entry(*state).or_default().push(key);
-        }
         self.entries.insert(Entry {
             key,
             slot,
             flow,
             arrival,
-            state: keys.first().copied(),
+            state: state_keys(state, &path.walk.states).first().copied(),
+            other: None,
             verdicts: verdicts.clone(),
             rules: path.walk.rules.into(),
             states: path.walk.states.into(),
@@ -548,16 +538,42 @@ impl Table {
             seen: FlowCounts { in_use: true, ..FlowCounts::default() },
             reset: None,
         });
+        self.added.push((key, slot));
         if !verdicts.iter().all(|verdict| verdict.attach(slot)) {
             self.remove(&key, Instant::now());
         } else if self.config.outlive && !redirect.drop {
-            let at = self.now();
-            self.outlive(slot, at);
+            let left = self.left(slot);
+            self.outlive(slot, left);
         }
+        if self.added.len() >= BATCH {
+            self.write_added();
+        }
+    }
+
+    /// Writes the entries that were added to the map. Those that it has no room for are removed.
+    fn write_added(&mut self) {
+        if self.added.is_empty() {
+            return;
+        }
+        let mut added = std::mem::take(&mut self.added);
+        let mut rest = &added[..];
+        while !rest.is_empty() {
+            let (written, result) = self.map.insert(rest);
+            self.stats.offered += written as u64;
+            rest = &rest[written..];
+            let Some(((key, _), next)) = rest.split_first().filter(|_| result.is_err()) else { continue };
+            rest = next;
+            self.stats.full += 1;
+            self.missed = true;
+            self.remove(key, Instant::now());
+        }
+        added.clear();
+        self.added = added;
     }
 
     /// Ends an entry.
     fn remove(&mut self, key: &FlowKey, now: Instant) {
+        self.write_added();
         let at = self.now();
         self.apply_reset(key, at);
         let Some(mut entry) = self.entries.remove(key) else { return };
@@ -571,14 +587,6 @@ impl Table {
         // A failure leaves an entry whose slot has no epoch: it forwards nothing.
         if let Err(error) = self.map.remove(key) {
             log::warn!("offload: an entry cannot be removed: {error}");
-        }
-        for state in state_keys(entry.state.as_ref(), &entry.states) {
-            if let Some(keys) = self.by_state.get_mut(&state) {
-                keys.retain(|other| other != key);
-                if keys.is_empty() {
-                    self.by_state.remove(&state);
-                }
-            }
         }
         self.quarantine.push_back((now, entry));
         self.stats.removed += 1;
@@ -619,6 +627,7 @@ impl Table {
         let (now, at) = (Instant::now(), self.now());
         // Which connections have begun.
         self.read_journal(now);
+        self.write_added();
         (0..self.entries.slots()).for_each(|slot| self.drain_slot(slot, now, at));
         self.settle_ended(at);
         self.drain_denied(at);
@@ -666,28 +675,32 @@ impl Table {
 
     fn drain_at(&mut self, slot: u32, at: Time) -> bool {
         let Some(entry) = self.entries.at_mut(slot) else { return true };
-        let before = entry.seen.packets;
-        let live = settle(&self.map, &mut self.walker, entry, at);
-        if self.config.outlive && !entry.redirect.drop && entry.seen.packets != before {
-            self.outlive(slot, at);
+        let Settled { live, left } = settle(&self.map, &mut self.walker, entry, at);
+        if let Some(left) = left.filter(|_| self.config.outlive && !entry.redirect.drop) {
+            self.outlive(slot, left);
         }
         live
     }
 
-    /// A packet has refreshed the flow of an entry: the entries of both directions would stay so long without an engine.
-    fn outlive(&mut self, slot: u32, at: Time) {
-        let Some(entry) = self.entries.at(slot) else { return };
+    /// The time until the first state of an entry expires.
+    fn left(&mut self, slot: u32) -> Duration {
+        let at = self.now();
         let states = self.walker.states_mut();
-        let left = entry.states.iter().map(|hit| {
+        let hits = self.entries.at(slot).into_iter().flat_map(|entry| &entry.states);
+        let left = hits.map(|hit| {
             let state = states.listed(&hit.flow, Lookup::Named(hit.name), at);
             state.map_or(Duration::ZERO, |state| state.remaining)
         });
-        let lifetime = left.min().unwrap_or(Duration::from_nanos(flow_verdict::IDLE));
-        let both = entry.state.as_ref().and_then(|state| self.by_state.get(state));
-        for key in both.into_iter().flatten().chain([&entry.key]) {
-            if let Some(entry) = self.entries.get(key).filter(|entry| !entry.redirect.drop) {
-                self.map.outlive(entry.slot, lifetime);
-            }
+        left.min().unwrap_or(Duration::MAX)
+    }
+
+    /// A packet has refreshed the flow of an entry: the entries of both directions would stay so long without an engine.
+    fn outlive(&self, slot: u32, left: Duration) {
+        let Some(entry) = self.entries.at(slot) else { return };
+        // Without states, a verdict decides.
+        let lifetime = if entry.states.is_empty() { Duration::from_nanos(flow_verdict::IDLE) } else { left };
+        for entry in self.entries.with_others(entry).filter(|entry| !entry.redirect.drop) {
+            self.map.outlive(entry.slot, lifetime);
         }
     }
 
@@ -701,8 +714,8 @@ impl Table {
             return;
         };
         // The acknowledgement numbers of both sides count.
-        for other in entry.state.map_or_else(Vec::new, |state| self.of_state(&state)) {
-            self.drain_entry(&other, at);
+        for other in entry.state.map_or_else(Vec::new, |state| self.entries.of_state(&state).to_vec()) {
+            self.drain_at(other, at);
         }
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.reset = counts.rst;

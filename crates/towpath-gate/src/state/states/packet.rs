@@ -1,6 +1,7 @@
 //! A packet and its state: the lookup, and what the packet changes in the state.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use towpath_wire::Time;
 
@@ -61,8 +62,8 @@ impl States {
         fit != Fit::Invalid
     }
 
-    /// Counts packets that no worker saw and refreshes the state of their flow; `segment` is the last of them. Returns true if the flow
-    /// has a live state. A state with strict tracking is not for such packets.
+    /// Counts packets that no worker saw and refreshes the state of their flow; `segment` is the last of them. Returns the time until the
+    /// state expires, if the flow has a live one. A state with strict tracking is not for such packets.
     pub(crate) fn count_unseen(
         &mut self,
         flow: &Flow,
@@ -70,7 +71,7 @@ impl States {
         counts: [u64; 2],
         segment: &Segment,
         now: Time,
-    ) -> bool {
+    ) -> Option<Duration> {
         self.begin(now);
         let flow = &*self.key_flow(flow);
         let time = BurstTime::new(now, &self.settings);
@@ -85,12 +86,12 @@ impl States {
         lookup: Lookup,
         [mut packets, mut bytes]: [u64; 2],
         packet: PacketInfo<'_>,
-    ) -> bool
+    ) -> Option<Duration>
     where
         Key<N>: AddressFamily<N>,
     {
         let probe = Key::<N>::local(self).index.probe(key);
-        let Some((slot, entry)) = self.find_live(probe, key, lookup, packet.at.now) else { return false };
+        let (slot, entry) = self.find_live(probe, key, lookup, packet.at.now)?;
         let header = entry.header();
         let direction = side.direction(header.forward());
         while packets > 0 || bytes > 0 {
@@ -102,7 +103,7 @@ impl States {
         if !header.has(STRICT) {
             self.refresh(entry, header, slot, direction, packet);
         }
-        true
+        Some(entry.expires(packet.at.now).since(packet.at.now))
     }
 
     /// The flow's live state as listings show it. Changes nothing.
