@@ -107,7 +107,7 @@ impl<'a> Has<'a> {
     pub(crate) fn processes(self) -> BTreeMap<u64, Batches> {
         let mut processes: BTreeMap<u64, Batches> = BTreeMap::new();
         let (ranges, _) = self.0.as_chunks::<RANGE>();
-        for range in ranges {
+        for range in ranges.iter().take(MAX_RANGES) {
             let [incarnation, from, to] = [0, 8, 16].map(|at| {
                 let word = range[at..].first_chunk().copied();
                 u64::from_le_bytes(word.unwrap_or_default())

@@ -562,6 +562,8 @@ impl Table {
             self.stats.full += 1;
             self.missed = true;
             self.remove(key, Instant::now());
+            // It was never offered.
+            self.stats.removed -= 1;
         }
         added.clear();
         self.added = added;
