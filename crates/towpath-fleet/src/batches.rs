@@ -3,7 +3,7 @@
 /// Maximum number of ranges of a set.
 pub(crate) const MAX_RANGES: usize = 64;
 
-/// The set. Ranges are without their ends, in order, and do not touch.
+/// The set. A range excludes its end. The ranges are in order, and do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Batches(Vec<(u64, u64)>);
 

@@ -1,6 +1,6 @@
 //! What a gate has of processes that are not the current ones of its peers: those that ended, and those that it has not heard itself.
 //!
-//! What: a gate *has* a batch if it has received it, or a snapshot of a gate that had it. Each gate tells once per second, and with each
+//! What: a gate *has* a batch if it has received it, also if it refused states of it, or a snapshot of a gate that had it. Each gate tells once per second, and with each
 //! snapshot, what it has of all processes. So a peer with batches that this gate lacks is found, whatever was lost and whichever process
 //! has ended.
 
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::batches::Batches;
 
-/// Maximum number of processes. When there are more, those with the smallest incarnations, the oldest, are forgotten by all gates.
+/// Maximum number of processes. When there are more, those with the smallest incarnations, the oldest, are forgotten by all gates. Gates of
+/// a group are trusted in this: invented processes with large incarnations would take the places of all others.
 pub(crate) const MAX_KNOWN: usize = 64;
 
 /// The processes, by their incarnations.
@@ -40,8 +41,9 @@ impl Known {
         self.0.remove(&incarnation).unwrap_or_default()
     }
 
+    /// The newest one first: a message may have no room for all.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Batches)> {
-        self.0.iter().map(|(incarnation, batches)| (*incarnation, batches))
+        self.0.iter().rev().map(|(incarnation, batches)| (*incarnation, batches))
     }
 
     fn takes(&self, incarnation: u64) -> bool {

@@ -7,7 +7,7 @@
 //!   1 states:  seq:u64
 //!   2 request: epoch:u64 cursor:u64 chunks:u64
 //!   3 chunk:   epoch:u64 cursor:u64 next:u64 (all ones: the end)
-//! { incarnation:u64 from:u64 to:u64 } (the sender has these batches of a process, without `to`)
+//! { incarnation:u64 from:u64 to:u64 } (the sender has these batches of a process; `to` is excluded)
 //! { record }
 //! ```
 //!
@@ -34,7 +34,8 @@ const UNCHECKED: u8 = 2;
 
 /// Bytes of a range of batches, and the most ranges in a message.
 const RANGE: usize = 24;
-const MAX_RANGES: usize = 2048;
+pub(crate) const MAX_RANGES: usize = 2048;
+const _: () = assert!(12 + 8 * 6 + RANGE * MAX_RANGES <= u16::MAX as usize, "a header has them");
 
 /// Instead of a cursor: the snapshot is complete.
 const END: u64 = u64::MAX;
@@ -290,7 +291,7 @@ mod tests {
             }
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert!(records(message.records).count() <= bytes.len());
-                prop_assert!(message.has.processes().len() <= bytes.len());
+                prop_assert!(message.has.processes().len() <= MAX_RANGES);
             }
         }
     }
@@ -307,6 +308,16 @@ mod tests {
         assert_eq!(Message::decode(&bytes), Ok(message));
         bytes[5] = VERSION + 1;
         assert_eq!(Message::decode(&bytes), Err(MessageError::Version(VERSION + 1)));
+    }
+
+    #[test]
+    fn more_ranges_than_fit_are_left_out() {
+        let batches = Batches::below(9);
+        let has = Has::encode((0..3000).map(|at| (at, &batches)));
+        let message =
+            Message { sender: SENDER, kind: Kind::States { seq: 4 }, has: Has::of(&has), records: b"" };
+        let bytes = message.encode();
+        assert_eq!(Message::decode(&bytes).map(|message| message.has.processes().len()), Ok(MAX_RANGES));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! sent again after a third of its lifetime, which a walk through the table finds.
 //!
 //! Ownership: a state that was merged from a peer is not sent until this gate has seen a packet of it. The packets that the merge has
-//! counted are remembered, so the walk notices others.
+//! counted are remembered with its expiry, so the walk notices others.
 //!
 //! Bounds: [`WAITING`] changes wait; with more, batches leave before they are due. 16 bytes are kept for each state number of the table.
 
@@ -147,7 +147,7 @@ impl Outgoing {
         let came = known.hash & THEIRS != 0 && record.is_tracked();
         // Changes of the journal have no windows.
         let scales = known.hash & (THEIRS | WINDOW) == 0 && record.window.is_some();
-        // Other packets, as many, may have passed a peer: an expiry that is much later is of packets that it has not seen.
+        // A peer may have counted as many packets, but others. An expiry that is much later shows that.
         let much = lifetime / 3 + PARTS as u32;
         let passed = packets(record.packets) != known.packets || expires.saturating_sub(known.expires) > much;
         let passed = passed && expires > known.expires;

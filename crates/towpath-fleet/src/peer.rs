@@ -24,7 +24,7 @@ pub(crate) const SILENT: Duration = Duration::from_secs(3);
 /// What a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// The next one.
+    /// The next one, or one that a snapshot had.
     Next,
     /// The first one of this process of the peer. `missed`: batches before it are missing.
     First { missed: bool },
@@ -44,7 +44,8 @@ pub(crate) struct Peer {
     ended: [u64; ENDED],
     /// The next sequence number.
     next: u64,
-    /// The batches that have arrived, or that a snapshot had.
+    /// The batches that have arrived, and these with those that a snapshot had.
+    received: Batches,
     has: Batches,
     pub(crate) heard: Time,
     /// Age of the last message.
@@ -60,6 +61,7 @@ impl Peer {
             sender,
             ended: [0; ENDED],
             next: 0,
+            received: Batches::default(),
             has: Batches::default(),
             heard: now,
             lag: Duration::ZERO,
@@ -97,16 +99,21 @@ impl Peer {
 
     /// A batch with this number.
     pub(crate) fn arrives(&mut self, seq: u64) -> Arrival {
-        let next = self.next;
-        if seq < next && self.has.has(seq, seq + 1) {
+        let (next, after) = (self.next, seq.saturating_add(1));
+        if seq < next && self.received.has(seq, after) {
             return Arrival::Repeated;
         }
         let missed = !self.has.has(next.max(1), seq);
-        self.next = next.max(seq.saturating_add(1));
-        self.has.insert(seq, seq.saturating_add(1));
-        self.has.bound();
+        let missing = !self.has.has(seq, after);
+        self.next = next.max(after);
+        for batches in [&mut self.received, &mut self.has] {
+            batches.insert(seq, after);
+            batches.bound();
+        }
         match next {
             0 => Arrival::First { missed },
+            // A snapshot has its states, but not the removals.
+            next if seq < next && !missing => Arrival::Next,
             next if seq < next => Arrival::Filled { last: self.is_whole() },
             _ if missed => Arrival::Gap,
             _ => Arrival::Next,
@@ -186,7 +193,9 @@ mod tests {
         assert_eq!(peer.arrives(9), Arrival::Gap);
         peer.cover(&Batches::below(8));
         assert!(!peer.is_whole());
-        assert_eq!((peer.arrives(4), peer.arrives(8)), (Arrival::Repeated, Arrival::Filled { last: true }));
+        // Its states are there, but its removals are not.
+        assert_eq!((peer.arrives(4), peer.arrives(4)), (Arrival::Next, Arrival::Repeated));
+        assert_eq!(peer.arrives(8), Arrival::Filled { last: true });
         assert_eq!(*peer.has(), Batches::below(10));
         // Whatever a gate claims to have: the batches that arrive are merged.
         peer.cover(&Batches::below(u64::MAX));

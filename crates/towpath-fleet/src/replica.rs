@@ -28,8 +28,6 @@ use crate::peer::{Arrival, Peer, SILENT};
 use crate::removed::MAX_REMOVED;
 use crate::removed::{Removed, Sent};
 use crate::stats::FleetStats;
-#[cfg(test)]
-use crate::sync::MAX_WANTED;
 use crate::sync::{CHUNKS, Chunk, Sync};
 
 /// Maximum number of peers.
@@ -343,7 +341,7 @@ impl Replica {
         if let Some((records, states)) = self.outgoing.poll(now) {
             return Some(self.make_batch(&records, states, table, now));
         }
-        if now >= self.alive {
+        if now >= self.alive.min(self.tells) {
             return Some(self.make_batch(&[], 0, table, now));
         }
         if let Some(peer) = self.replays.pop_front() {
@@ -405,7 +403,7 @@ impl Replica {
 
     /// When [`poll`](Self::poll) is to be called next.
     pub fn timeout(&self) -> Option<Time> {
-        let alive = self.connected.map(|_| self.alive);
+        let alive = self.connected.map(|_| self.alive.min(self.tells));
         alive.into_iter().chain(self.outgoing.timeout()).chain(self.sync.timeout()).min()
     }
 
@@ -450,9 +448,12 @@ impl Replica {
             (self.replays.len(), MAX_PEERS),
             (self.removed.len(), MAX_REMOVED),
             (self.known.len(), MAX_KNOWN),
-            (self.sync.wanted(), MAX_WANTED),
         ];
-        own.into_iter().chain(self.outgoing.sizes()).chain(self.peers.values().map(Peer::size)).collect()
+        own.into_iter()
+            .chain(self.sync.sizes())
+            .chain(self.outgoing.sizes())
+            .chain(self.peers.values().map(Peer::size))
+            .collect()
     }
 
     fn make_batch(&mut self, records: &[u8], states: u64, table: &mut impl Table, now: Time) -> Output {
@@ -495,13 +496,14 @@ impl Replica {
             let mut peers = self.peers.values();
             let lacks = match peers.find(|peer| peer.sender.incarnation == incarnation) {
                 // Its next batch shows what is missing.
-                Some(peer) if !peer.is_silent(now) => false,
+                Some(peer) if !peer.is_silent(now) && !self.sync.has_failed(incarnation) => false,
                 Some(peer) => !peer.has().includes(&batches),
                 None if incarnation == self.settings.incarnation => false,
                 None => !self.known.includes(incarnation, &batches),
             };
             if lacks {
-                self.sync.want(incarnation, &batches, from, self.heard_at(now));
+                let at = self.heard_at(now).max(self.sync.next(incarnation));
+                self.sync.want(incarnation, &batches, from, at);
             }
         }
     }
@@ -600,7 +602,13 @@ impl Replica {
         if chunk == Chunk::Last {
             self.stats.snapshots += 1;
             self.joined = true;
-            let covers = self.sync.finish();
+            let mut covers = self.sync.finish(now);
+            let sender = self.peers.get(from).map(|peer| peer.sender);
+            if !sender.is_some_and(|sender| sender.fingerprint == table.rules().0 && !sender.unchecked) {
+                // It may have refused states of peers that can be asked.
+                let others = self.peers.iter().filter(|(name, peer)| *name != from && !peer.is_silent(now));
+                others.for_each(|(_, peer)| drop(covers.remove(&peer.sender.incarnation)));
+            }
             self.cover(&covers);
         }
     }

@@ -14,6 +14,8 @@ use towpath_wire::Time;
 
 use crate::batches::Batches;
 use crate::message::Has;
+#[cfg(test)]
+use crate::message::MAX_RANGES;
 
 /// Chunks of one request.
 pub(crate) const CHUNKS: u64 = 16;
@@ -27,7 +29,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 /// Requests without a chunk after which the snapshot fails.
 const TRIES: u32 = 6;
 
-/// Time until a snapshot that failed is tried again.
+/// Time until a snapshot that failed is tried again, and between those for one process that this gate does not hear.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Time in which a peer must be heard, so that its snapshot stays wanted.
@@ -39,8 +41,16 @@ struct Wanted {
     peer: String,
     has: Batches,
     at: Time,
-    /// A snapshot of the peer has failed: another one that has as much is preferred.
+    /// The snapshot that is being taken began after the wish.
+    asked: bool,
+    /// A snapshot of the peer has failed: any other peer that has some of them takes its place.
     failed: bool,
+}
+
+impl Wanted {
+    fn new(peer: &str, has: &Batches, at: Time) -> Self {
+        Self { peer: peer.to_owned(), has: has.clone(), at, asked: false, failed: false }
+    }
 }
 
 /// The snapshot that is being taken.
@@ -76,6 +86,8 @@ pub(crate) enum Chunk {
 pub(crate) struct Sync {
     /// By incarnation of the process whose batches are missing.
     wanted: BTreeMap<u64, Wanted>,
+    /// Processes for which a snapshot was taken lately, and when the next one may be, if only other gates tell of them.
+    taken: BTreeMap<u64, Time>,
     pub(crate) running: Option<Running>,
     epoch: u64,
 }
@@ -85,15 +97,14 @@ impl Sync {
     pub(crate) fn want(&mut self, incarnation: u64, has: &Batches, peer: &str, at: Time) {
         let room = self.wanted.len() < MAX_WANTED;
         match self.wanted.get_mut(&incarnation) {
-            Some(wanted) if wanted.peer == peer => wanted.has = has.clone(),
+            Some(wanted) if wanted.peer == peer => {
+                wanted.asked &= wanted.has.includes(has);
+                wanted.has = has.clone();
+            }
             Some(wanted) if wanted.failed || has.includes(&wanted.has) && !wanted.has.includes(has) => {
-                *wanted =
-                    Wanted { peer: peer.to_owned(), has: has.clone(), at: at.min(wanted.at), failed: false };
+                *wanted = Wanted::new(peer, has, at.min(wanted.at));
             }
-            None if room => {
-                let wanted = Wanted { peer: peer.to_owned(), has: has.clone(), at, failed: false };
-                self.wanted.insert(incarnation, wanted);
-            }
+            None if room => drop(self.wanted.insert(incarnation, Wanted::new(peer, has, at))),
             _ => {}
         }
     }
@@ -105,11 +116,20 @@ impl Sync {
         }
     }
 
-    /// The process of a peer has ended: the next one does not have its batches.
+    /// The process of a peer has ended: the next one does not have what it had.
     pub(crate) fn ended(&mut self, incarnation: u64, peer: &str) {
-        if self.wanted.get(&incarnation).is_some_and(|wanted| wanted.peer == peer) {
-            self.wanted.remove(&incarnation);
-        }
+        self.wanted.retain(|at, wanted| *at != incarnation || wanted.peer != peer);
+        self.wanted.values_mut().filter(|wanted| wanted.peer == peer).for_each(|wanted| wanted.failed = true);
+    }
+
+    /// When a snapshot may be wanted for a process of which this gate hears only from others. Such a process may send all the time.
+    pub(crate) fn next(&self, incarnation: u64) -> Time {
+        self.taken.get(&incarnation).copied().unwrap_or_default()
+    }
+
+    /// Returns true if a snapshot for this process has failed.
+    pub(crate) fn has_failed(&self, incarnation: u64) -> bool {
+        self.wanted.get(&incarnation).is_some_and(|wanted| wanted.failed)
     }
 
     /// Returns true if no snapshot is wanted or being taken.
@@ -161,6 +181,7 @@ impl Sync {
             wanted.failed |= live.is_none();
             Some((wanted.peer.clone(), live?))
         })?;
+        self.wanted.values_mut().for_each(|wanted| wanted.asked = wanted.peer == name);
         self.epoch += 1;
         let (epoch, cursor) = (self.epoch, 0);
         self.running = Some(Running {
@@ -193,33 +214,45 @@ impl Sync {
         {
             return Chunk::Other;
         }
+        // A cursor that does not advance would never end.
+        if next.is_some_and(|next| next <= cursor) {
+            return Chunk::Other;
+        }
         (running.active, running.tries) = (now, 0);
         running.open = running.open.saturating_sub(1);
         if cursor == 0 {
             running.covers.extend(has.processes());
         }
         match next {
-            // A cursor that does not advance would never end.
-            Some(next) if next > cursor => {
+            Some(next) => {
                 running.cursor = next;
                 Chunk::Expected
             }
-            Some(_) => Chunk::Other,
             None => Chunk::Last,
         }
     }
 
     /// The snapshot is complete. What its peer does not have is not wanted of it any more. Returns what it covers.
-    pub(crate) fn finish(&mut self) -> BTreeMap<u64, Batches> {
+    pub(crate) fn finish(&mut self, now: Time) -> BTreeMap<u64, Batches> {
         let Some(running) = self.running.take() else { return BTreeMap::new() };
-        self.wanted.retain(|_, wanted| wanted.peer != running.peer);
+        self.taken.retain(|_, next| *next > now);
+        self.wanted.retain(|incarnation, wanted| {
+            if wanted.asked {
+                self.taken.insert(*incarnation, now + AGAIN);
+            }
+            !wanted.asked
+        });
+        while self.taken.len() > MAX_WANTED {
+            self.taken.pop_first();
+        }
         running.covers
     }
 
-    /// The number of processes for which a snapshot is wanted.
+    /// What is held, each with its bound.
     #[cfg(test)]
-    pub(crate) fn wanted(&self) -> usize {
-        self.wanted.len()
+    pub(crate) fn sizes(&self) -> [(usize, usize); 3] {
+        let covers = self.running.as_ref().map_or(0, |running| running.covers.len());
+        [(self.wanted.len(), MAX_WANTED), (self.taken.len(), MAX_WANTED), (covers, 1 + MAX_RANGES)]
     }
 
     /// When [`poll`](Self::poll) is to be called next.

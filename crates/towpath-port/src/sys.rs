@@ -368,7 +368,9 @@ pub(crate) fn bpf_update_batch(
     let done = checked(done as c_int).map(drop);
     let [a, b, c, d, ..] = attribute[4].to_ne_bytes();
     let written = u32::from_ne_bytes([a, b, c, d]) as usize;
-    (if done.is_ok() { count } else { written.min(count) }, done)
+    // Before Linux 6.8, an error ahead of the first entry leaves the count as it was.
+    let written = if written < count { written } else { 0 };
+    (if done.is_ok() { count } else { written }, done)
 }
 
 /// Removes the entry of a key.

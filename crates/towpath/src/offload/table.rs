@@ -31,7 +31,7 @@ mod drain;
 const EVENTS: usize = 1024;
 const EXAMINED: usize = 256;
 const DUMPED: usize = 1024;
-/// Entries that are written to the map at once. A verdict's way into the map is no longer than that of a batch.
+/// Entries that are written to the map at once. The entry of a verdict waits for fewer than this many others.
 const BATCH: usize = 64;
 /// Waiting states that one step looks at, most of which are not due.
 const LOOKED: usize = 4 * EXAMINED;
