@@ -1,8 +1,8 @@
 //! What a gate has of processes that are not the current ones of its peers: those that ended, and those that it has not heard itself.
 //!
-//! What: a gate *has* a batch if it has received it, also if it refused states of it, or a snapshot of a gate that had it. Each gate tells once per second, and with each
-//! snapshot, what it has of all processes. So a peer with batches that this gate lacks is found, whatever was lost and whichever process
-//! has ended.
+//! What: a gate *has* a batch if it has received it, or a snapshot of a gate that had it. It has the batch also if it refused states of
+//! it. Each gate tells once per second, and with each snapshot, what it has of all processes. So a peer with batches that this gate lacks
+//! is found, whatever was lost and whichever process has ended.
 
 use std::collections::BTreeMap;
 

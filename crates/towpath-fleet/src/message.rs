@@ -32,10 +32,10 @@ const OLDEST: u8 = 1;
 const IN_STEP: u8 = 1;
 const UNCHECKED: u8 = 2;
 
-/// Bytes of a range of batches, and the most ranges in a message.
+/// Bytes of a range of batches, and how many of them a message tells at most.
 const RANGE: usize = 24;
-pub(crate) const MAX_RANGES: usize = 2048;
-const _: () = assert!(12 + 8 * 6 + RANGE * MAX_RANGES <= u16::MAX as usize, "a header has them");
+pub(crate) const MAX_TOLD: usize = 2048;
+const _: () = assert!(12 + 8 * 6 + RANGE * MAX_TOLD <= u16::MAX as usize, "a header has them");
 
 /// Instead of a cursor: the snapshot is complete.
 const END: u64 = u64::MAX;
@@ -101,14 +101,14 @@ impl<'a> Has<'a> {
     pub(crate) fn encode<'b>(processes: impl Iterator<Item = (u64, &'b Batches)>) -> Vec<u8> {
         let ranges =
             processes.flat_map(|(at, batches)| batches.ranges().map(move |(from, to)| [at, from, to]));
-        ranges.take(MAX_RANGES).flatten().flat_map(u64::to_le_bytes).collect()
+        ranges.take(MAX_TOLD).flatten().flat_map(u64::to_le_bytes).collect()
     }
 
     /// The batches of each process.
     pub(crate) fn processes(self) -> BTreeMap<u64, Batches> {
         let mut processes: BTreeMap<u64, Batches> = BTreeMap::new();
         let (ranges, _) = self.0.as_chunks::<RANGE>();
-        for range in ranges.iter().take(MAX_RANGES) {
+        for range in ranges.iter().take(MAX_TOLD) {
             let [incarnation, from, to] = [0, 8, 16].map(|at| {
                 let word = range[at..].first_chunk().copied();
                 u64::from_le_bytes(word.unwrap_or_default())
@@ -291,7 +291,7 @@ mod tests {
             }
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert!(records(message.records).count() <= bytes.len());
-                prop_assert!(message.has.processes().len() <= MAX_RANGES);
+                prop_assert!(message.has.processes().len() <= MAX_TOLD);
             }
         }
     }
@@ -317,7 +317,7 @@ mod tests {
         let message =
             Message { sender: SENDER, kind: Kind::States { seq: 4 }, has: Has::of(&has), records: b"" };
         let bytes = message.encode();
-        assert_eq!(Message::decode(&bytes).map(|message| message.has.processes().len()), Ok(MAX_RANGES));
+        assert_eq!(Message::decode(&bytes).map(|message| message.has.processes().len()), Ok(MAX_TOLD));
     }
 
     #[test]

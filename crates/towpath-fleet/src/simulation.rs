@@ -377,6 +377,12 @@ impl World {
         table
     }
 
+    /// Takes the steps, and [settles](Self::settle).
+    fn run(&mut self, steps: impl IntoIterator<Item = Step>) {
+        steps.into_iter().for_each(|step| self.step(step));
+        self.settle();
+    }
+
     /// Heals the bus, lets time pass, and compares the tables.
     fn settle(&mut self) {
         self.bus = Bus { lost: 0, repeated: 0, ..self.bus };

@@ -15,7 +15,7 @@ use towpath_wire::Time;
 use crate::batches::Batches;
 use crate::message::Has;
 #[cfg(test)]
-use crate::message::MAX_RANGES;
+use crate::message::MAX_TOLD;
 
 /// Chunks of one request.
 pub(crate) const CHUNKS: u64 = 16;
@@ -252,7 +252,7 @@ impl Sync {
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [(usize, usize); 3] {
         let covers = self.running.as_ref().map_or(0, |running| running.covers.len());
-        [(self.wanted.len(), MAX_WANTED), (self.taken.len(), MAX_WANTED), (covers, 1 + MAX_RANGES)]
+        [(self.wanted.len(), MAX_WANTED), (self.taken.len(), MAX_WANTED), (covers, 1 + MAX_TOLD)]
     }
 
     /// When [`poll`](Self::poll) is to be called next.

@@ -39,11 +39,7 @@ proptest! {
     /// After any loss, delay, order, split, restart and jump of a wall clock, the gates have the same states, each once, and none has counted a packet twice.
     #[test]
     fn the_tables_of_all_gates_converge(bus in bus(), seed in any::<u64>(), steps in prop::collection::vec(step(), 1..60)) {
-        let mut world = World::new(bus, seed);
-        for step in steps {
-            world.step(step);
-        }
-        world.settle();
+        World::new(bus, seed).run(steps);
     }
 }
 
@@ -92,10 +88,7 @@ fn a_replay_brings_back_no_state_of_an_earlier_process() {
     let split = [udp(0, 2, true), Step::Wait(1381), Step::Split(2), udp(0, 2, false)];
     let killed = [Step::Jump { gate: 0, seconds: -5 }, Step::Wait(16), Step::Restart(1), Step::Restart(0)];
     let after = [81, 601, 416, 891].map(Step::Wait);
-    for step in before.into_iter().chain(split).chain(killed).chain(after) {
-        world.step(step);
-    }
-    world.settle();
+    world.run(before.into_iter().chain(split).chain(killed).chain(after));
 }
 
 /// The gate 2 comes back when the gate 0 begins to take the snapshot of the gate 1, which is in step as far as it knows.
@@ -109,10 +102,7 @@ fn a_gate_that_comes_back_during_a_snapshot_is_asked_too() {
     let split = [udp(2, 1, true), Step::Wait(1061), Step::Restart(1), Step::Split(2), udp(2, 1, false)];
     let killed = [Step::Wait(1226), udp(0, 2, false), Step::Wait(406), Step::Wait(181), Step::Restart(0)];
     let after = [716, 466].map(Step::Wait);
-    for step in before.into_iter().chain(waits).chain(split).chain(killed).chain(after) {
-        world.step(step);
-    }
-    world.settle();
+    world.run(before.into_iter().chain(waits).chain(split).chain(killed).chain(after));
 }
 
 #[test]
@@ -535,8 +525,7 @@ fn a_gate_that_returns_with_a_restarted_one_asks_all_peers() {
         Step::Restart(0),
         Step::Split(0),
     ];
-    steps.into_iter().for_each(|step| world.step(step));
-    world.settle();
+    world.run(steps);
 }
 
 /// Only gate 2 has the last batch of gate 0's first process, and it is away while the others take snapshots of each other.
@@ -564,8 +553,7 @@ fn a_gate_that_begins_again_when_another_returns_has_all_states() {
         Step::Wait(131),
         Step::Wait(1061),
     ];
-    steps.into_iter().for_each(|step| world.step(step));
-    world.settle();
+    world.run(steps);
 }
 
 /// The acknowledgement of a SYN may come after other segments. It begins the long lifetime, which all gates learn at once.
@@ -595,10 +583,7 @@ fn an_expiry_that_is_much_later_is_sent() {
     let replied = [Step::Wait(1051), Step::Split(1), tcp(1, false, "syn ack")];
     let waits = [831, 746, 586].map(Step::Wait);
     let more = [tcp(1, true, "ack"), Step::Wait(1341), tcp(2, true, "syn"), Step::Wait(426)];
-    for step in begins.into_iter().chain(replied).chain(waits).chain(more) {
-        world.step(step);
-    }
-    world.settle();
+    world.run(begins.into_iter().chain(replied).chain(waits).chain(more));
 }
 
 /// The request for a snapshot arrives after its peer has been killed.
@@ -611,8 +596,5 @@ fn a_chunk_of_the_next_process_is_not_of_the_snapshot() {
         [tcp(1, false, "ack"), Step::Wait(41), Step::Wait(576), tcp(1, true, "syn"), Step::Wait(561)];
     let more = [udp(2, 0, false), tcp(2, true, "syn"), Step::Wait(601), udp(2, 0, true)];
     let waits = [811, 776, 526, 111].map(Step::Wait);
-    for step in begins.into_iter().chain(more).chain(waits).chain([Step::Restart(2)]) {
-        world.step(step);
-    }
-    world.settle();
+    world.run(begins.into_iter().chain(more).chain(waits).chain([Step::Restart(2)]));
 }
