@@ -156,8 +156,20 @@ impl Outgoing {
         }
     }
 
-    /// A record of a peer that was merged into the state `id`.
-    pub(crate) fn merged(&mut self, record: &Record<'_>, id: u32, now: Time) {
+    /// A record of a peer that was merged into the state `id`. `to_all`: all peers have received the record. `before`: the packets that this gate had counted.
+    pub(crate) fn merged(
+        &mut self,
+        record: &Record<'_>,
+        (id, before): (u32, [u64; 2]),
+        to_all: bool,
+        now: Time,
+    ) {
+        let hash = self.hash(&record.flow);
+        let sent = |known: &Known| known.is_of(hash) && known.packets == packets(before);
+        if !to_all && before != [0; 2] && !self.known.get(id as usize).is_some_and(sent) {
+            // This gate has to send what it has counted: other peers do not know it.
+            return;
+        }
         let mut known = self.known_of(record, now);
         known.hash |= THEIRS;
         self.learn(id, known);

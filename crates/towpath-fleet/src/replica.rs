@@ -567,7 +567,7 @@ impl Replica {
             Arrival::Repeated => return self.stats.repeated += 1,
         }
         self.sync.has(incarnation, peer.has());
-        self.stats.received += self.apply(from, records, age, table, now);
+        self.stats.received += self.apply(from, (records, true), age, table, now);
     }
 
     fn request(&mut self, from: &str, epoch: u64, cursor: u64, chunks: u64) {
@@ -594,7 +594,7 @@ impl Replica {
         if chunk == Chunk::Other {
             return;
         }
-        let states = self.apply(from, records, age, table, now);
+        let states = self.apply(from, (records, false), age, table, now);
         self.stats.snapshot_received += states;
         if let Some(running) = &mut self.sync.running {
             running.states += states;
@@ -618,8 +618,15 @@ impl Replica {
         self.connected.map_or(now, |at| now.max(at + HEARD))
     }
 
-    /// Merges records. Returns their number.
-    fn apply(&mut self, from: &str, bytes: &[u8], age: Duration, table: &mut impl Table, now: Time) -> u64 {
+    /// Merges records. `to_all`: of a batch, which all peers receive. Returns their number.
+    fn apply(
+        &mut self,
+        from: &str,
+        (bytes, to_all): (&[u8], bool),
+        age: Duration,
+        table: &mut impl Table,
+        now: Time,
+    ) -> u64 {
         let (fingerprint, _) = table.rules();
         let sender = self.peers.get(from).map(|peer| peer.sender);
         let trusted = sender.is_some_and(|sender| sender.fingerprint == fingerprint && !sender.unchecked);
@@ -667,7 +674,7 @@ impl Replica {
                     let counts = &mut self.stats;
                     *if merged.created { &mut counts.created } else { &mut counts.merged } += 1;
                     counts.without_window += u64::from(merged.without_window);
-                    self.outgoing.merged(&record, merged.id, now);
+                    self.outgoing.merged(&record, (merged.id, merged.before), to_all, now);
                 }
                 Err(reason) => *self.refused(reason) += 1,
             }

@@ -598,3 +598,27 @@ fn a_chunk_of_the_next_process_is_not_of_the_snapshot() {
     let waits = [811, 776, 526, 111].map(Step::Wait);
     world.run(begins.into_iter().chain(more).chain(waits).chain([Step::Restart(2)]));
 }
+
+/// Gate 0 has not sent its acknowledgement yet when it merges its own state back, from a snapshot of gate 1.
+#[test]
+fn a_change_that_comes_back_by_a_snapshot_is_sent() {
+    let bus = Bus { lost: 27, repeated: 15, stream: Duration::ZERO, skew: Duration::ZERO, ..CALM };
+    let mut world = World::new(bus, 16_986_980_750_014_967_869);
+    let tcp = |gate, flow, reply, flags| Step::Packet { gate, flow, reply, tcp: Some(flags) };
+    let begins = [tcp(1, 4, true, "syn"), Step::Wait(426), udp(0, 0, true), Step::Wait(571)];
+    let apart = [tcp(0, 4, true, "syn"), Step::Split(1), Step::Split(0), tcp(1, 4, false, "ack")];
+    let back = [Step::Wait(1421), Step::Wait(356), Step::Split(0), udp(0, 0, true), Step::Wait(716)];
+    let other = [Step::Split(1), tcp(0, 3, false, "syn"), Step::Wait(1071), Step::Wait(306)];
+    let ends = [tcp(0, 3, true, "syn"), Step::Wait(886), Step::Wait(1446), tcp(0, 3, false, "rst")];
+    let replied = [tcp(0, 4, false, "syn ack"), udp(0, 0, false), tcp(1, 4, true, "ack"), Step::Wait(786)];
+    let last = [
+        Step::Split(1),
+        tcp(0, 4, true, "ack"),
+        tcp(1, 3, false, "syn ack"),
+        Step::Split(1),
+        Step::Wait(1001),
+    ];
+    let steps =
+        begins.into_iter().chain(apart).chain(back).chain(other).chain(ends).chain(replied).chain(last);
+    world.run(steps);
+}

@@ -57,6 +57,8 @@ pub struct Merged {
     pub id: u32,
     /// It was inserted. Otherwise a live state took over what the record has beyond it.
     pub created: bool,
+    /// The packets that it had counted before the merge, in both directions.
+    pub before: [u64; 2],
     /// It was inserted with strict tracking: its TCP windows are unknown until segments are seen.
     pub without_window: bool,
 }
@@ -132,7 +134,8 @@ impl Gate {
         let strict = strict && record.flow.proto == proto::TCP;
         let merged = self.maintain(|gate| gate.states_mut().merge(&saved, rule, name, limit, strict, now));
         let merged = merged.map_err(NotMerged::Refused)?;
-        Ok(Merged { id: merged.id, created: merged.created, without_window: strict && merged.created })
+        let (id, created, before) = (merged.id, merged.created, merged.before);
+        Ok(Merged { id, created, before, without_window: strict && created })
     }
 
     /// Removes the state of a record because another gate has removed it, unless it expires later than in `within`. Returns its number.

@@ -30,6 +30,8 @@ pub(crate) struct MergedState {
     pub(crate) id: u32,
     /// The merge has inserted it.
     pub(crate) created: bool,
+    /// The packets that it had counted before, in both directions.
+    pub(crate) before: [u64; 2],
 }
 
 impl States {
@@ -55,7 +57,7 @@ impl States {
         let resumed = Saved { window, ..saved.clone() };
         if let Some(slot) = self.insert_saved(&resumed, rule, name, limit, now)? {
             let v6 = matches!(flow.ends, Ends::V6(..));
-            return Ok(MergedState { id: slot << 1 | u32::from(v6), created: true });
+            return Ok(MergedState { id: slot << 1 | u32::from(v6), created: true, before: [0; 2] });
         }
         // A worker has inserted the state, and may have unlinked it since.
         merged(self).ok_or(Refused::Full)
@@ -143,6 +145,10 @@ impl States {
         if packets[1] > 0 {
             entry.set_flag(SEEN_REPLY);
         }
-        Some(MergedState { id: slot << 1 | u32::from(Key::<N>::V6), created: false })
+        Some(MergedState {
+            id: slot << 1 | u32::from(Key::<N>::V6),
+            created: false,
+            before: own.map(|[packets, _]| packets),
+        })
     }
 }
