@@ -29,8 +29,10 @@ use std::sync::{Arc, OnceLock};
 
 use super::concurrent::sync::{Apart, AtomicU64, Ordering, fence};
 use super::events::StateEvent;
+use super::table::memory::{self, Line, Lines, Pages};
 
-/// The number of changes in the ring (8 MiB). A reader that is further behind misses changes.
+/// The number of changes in the ring (8 MiB, allocated by the system as they are used). A reader that is further behind misses
+/// changes.
 #[cfg(not(loom))]
 const SLOTS: usize = 1 << 16;
 #[cfg(loom)]
@@ -39,8 +41,11 @@ const SLOTS: usize = 2;
 /// Changes that a reader skips beyond those that were overwritten, so that the writers do not catch up with it at once.
 const MARGIN: u64 = SLOTS as u64 / 8;
 
+/// Lines of a slot: a pair, of which the first word is the slot's state.
+const SLOT_LINES: usize = 2;
+
 /// Words of one change.
-pub(crate) const WORDS: usize = 15;
+pub(crate) const WORDS: usize = SLOT_LINES * memory::WORDS - 1;
 
 /// In the low bits of a slot's state, below the position: a writer is in the slot.
 const WRITING: u64 = 1;
@@ -48,12 +53,26 @@ const WRITING: u64 = 1;
 const LOST: u64 = 2;
 const POSITION: u32 = 2;
 
-/// The state and the content of a slot: a pair of cache lines.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Slot<const W: usize> {
-    state: AtomicU64,
-    content: [AtomicU64; W],
+/// The state and the content of a slot.
+struct Slot<'a>([&'a Line; SLOT_LINES]);
+
+impl<'a> Slot<'a> {
+    #[inline(always)]
+    fn of(lines: &'a Lines, position: u64) -> Self {
+        let first = position as usize % SLOTS * SLOT_LINES;
+        Self([lines.line(first), lines.line(first + 1)])
+    }
+
+    #[inline(always)]
+    fn state(&self) -> &'a AtomicU64 {
+        self.0[0].word(0)
+    }
+
+    /// The word `at` of the content.
+    #[inline(always)]
+    fn word(&self, at: usize) -> &'a AtomicU64 {
+        self.0[(at + 1) / memory::WORDS].word((at + 1) % memory::WORDS)
+    }
 }
 
 /// The journal of one table, with contents of `W` words.
@@ -63,8 +82,8 @@ pub(crate) struct Journal<const W: usize> {
     readers: AtomicU64,
     readers_of_beginnings: AtomicU64,
     /// Allocated for the first reader.
-    slots: OnceLock<Box<[Slot<W>]>>,
-    /// The next position. The first one is [`SLOTS`]: at first, each slot has a position before it.
+    slots: OnceLock<Lines>,
+    /// The next position. The first one is [`SLOTS`]: at first, each slot has the position 0, which is before it.
     next: Apart<AtomicU64>,
 }
 
@@ -104,16 +123,16 @@ impl<const W: usize> Journal<W> {
         // AcqRel: orders the changes of one slot of the table. A worker that takes a later position than the one that unlinked a
         // state sees that it is unlinked.
         let position = self.next.fetch_add(1, Ordering::AcqRel);
-        let slot = &slots[position as usize % SLOTS];
+        let slot = Slot::of(slots, position);
         // Acquire, here and below: pairs with the release of the writer before, whose content this one overwrites.
-        let mut before = slot.state.load(Ordering::Acquire);
+        let mut before = slot.state().load(Ordering::Acquire);
         loop {
             if before >> POSITION >= position {
                 return;
             }
             let lost = if before & WRITING != 0 { LOST } else { 0 };
             let state = position << POSITION | lost | WRITING;
-            match slot.state.compare_exchange(before, state, Ordering::AcqRel, Ordering::Acquire) {
+            match slot.state().compare_exchange(before, state, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
                 Err(now) => before = now,
             }
@@ -123,20 +142,20 @@ impl<const W: usize> Journal<W> {
         }
         // A reader that sees one of the words below sees the state above.
         fence(Ordering::Release);
-        for (word, value) in slot.content.iter().zip(content()) {
+        for (at, value) in content().into_iter().enumerate() {
             // Relaxed: the fences and the state order it.
-            word.store(value, Ordering::Relaxed);
+            slot.word(at).store(value, Ordering::Relaxed);
         }
         // Release: pairs with the acquire of read(). If a later position was lost meanwhile, its mark stays.
-        slot.state.fetch_and(!WRITING, Ordering::Release);
+        slot.state().fetch_and(!WRITING, Ordering::Release);
     }
 
     /// Reads the change at `at`, and advances it.
     pub(crate) fn read(&self, at: &mut u64) -> Read<W> {
         let Some(slots) = self.slots.get() else { return Read::Empty };
-        let slot = &slots[*at as usize % SLOTS];
+        let slot = Slot::of(slots, *at);
         // Acquire: pairs with the release of push().
-        let state = slot.state.load(Ordering::Acquire);
+        let state = slot.state().load(Ordering::Acquire);
         let position = state >> POSITION;
         if position < *at || state == *at << POSITION | WRITING {
             return Read::Empty;
@@ -146,10 +165,10 @@ impl<const W: usize> Journal<W> {
             return Read::Lost(1);
         }
         if position == *at {
-            let content = slot.content.each_ref().map(|word| word.load(Ordering::Relaxed));
+            let content = std::array::from_fn(|at| slot.word(at).load(Ordering::Relaxed));
             // Pairs with the fence of push(): if a word is that of a later position, so is the state.
             fence(Ordering::Acquire);
-            if slot.state.load(Ordering::Relaxed) == state {
+            if slot.state().load(Ordering::Relaxed) == state {
                 *at += 1;
                 return Read::Content(content);
             }
@@ -162,13 +181,7 @@ impl<const W: usize> Journal<W> {
     }
 
     pub(crate) fn attach(&self, changes: Changes) -> u64 {
-        self.slots.get_or_init(|| {
-            let slot = |position: u64| Slot {
-                state: AtomicU64::new(position << POSITION),
-                content: std::array::from_fn(|_| AtomicU64::new(0)),
-            };
-            (0..SLOTS as u64).map(slot).collect()
-        });
+        self.slots.get_or_init(|| Lines::zeroed(SLOTS * SLOT_LINES, Pages::Base));
         if changes == Changes::All {
             self.readers_of_beginnings.fetch_add(1, Ordering::SeqCst);
         }

@@ -2,8 +2,8 @@
 //! Cache-line memory: zeroed, aligned, optionally in huge pages, with prefetch.
 //!
 //! The memory consists of atomic words: a thread that reads a line while another writes it reads old or new words.
-//! Zeroed memory costs nothing until it is touched, because the allocator gets it from the system, which allocates
-//! pages on the first write.
+//! Zeroed memory costs nothing until it is touched: it is mapped, not taken from the allocator, which writes zeroes to what it has had
+//! before. The system allocates pages on the first write.
 
 use crate::state::concurrent::sync::{AtomicU64, Ordering};
 
@@ -56,42 +56,30 @@ pub(super) const PAGE_LINES: usize = 4096 / 64;
 pub(crate) struct Lines {
     first: std::ptr::NonNull<Line>,
     len: usize,
-    raw: std::ptr::NonNull<u8>,
-    layout: std::alloc::Layout,
+    /// Owns the memory.
+    _mapping: Mapping,
 }
 
 #[cfg(not(loom))]
 impl Lines {
     /// Allocates `len` zeroed lines.
     pub(crate) fn zeroed(len: usize, pages: Pages) -> Self {
-        use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
         let bytes = len.max(1) * size_of::<Line>();
         let huge = pages == Pages::Huge && bytes >= HUGE;
-        // With a large alignment the allocator writes the zeroes itself. So the layout has a small alignment and room
-        // to align here.
-        let align = match huge {
-            true => HUGE,
-            // Lines that are released together are in pages of their own.
-            false if len >= PAGE_LINES => PAGE_LINES * size_of::<Line>(),
-            false => align_of::<Line>(),
-        };
-        let layout = Layout::from_size_align(bytes + align, 16).expect("no table is that large");
-        // SAFETY: the layout's size is not zero.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(raw) = std::ptr::NonNull::new(raw) else { handle_alloc_error(layout) };
-        let offset = raw.align_offset(align);
-        // SAFETY: the offset is less than `align`, by which the allocation is longer than the lines.
-        let first = unsafe { raw.byte_add(offset) }.cast::<Line>();
-        #[cfg(target_os = "linux")]
-        // Miri has no madvise(2).
-        if huge && !cfg!(miri) {
-            // SAFETY: the range is inside the allocation just made, and the advice changes no contents. If the kernel
+        // Lines that are released together are in pages of their own, as the mapping is. A huge page needs room to align here.
+        let mapping = Mapping::new(if huge { bytes + HUGE } else { bytes });
+        let offset = if huge { mapping.first.align_offset(HUGE) } else { 0 };
+        // SAFETY: the offset is less than a huge page, by which the mapping is longer than the lines.
+        let first = unsafe { mapping.first.byte_add(offset) }.cast::<Line>();
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if huge {
+            // SAFETY: the range is inside the mapping just made, and the advice changes no contents. If the kernel
             // rejects it, the pages are small.
             let _ = unsafe {
                 rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage)
             };
         }
-        Self { first, len, raw, layout }
+        Self { first, len, _mapping: mapping }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -105,31 +93,79 @@ impl Lines {
     #[inline]
     pub(crate) fn line(&self, at: usize) -> &Line {
         assert!(at < self.len, "no such line");
-        // SAFETY: the line is inside the allocation, as asserted above.
+        // SAFETY: the line is inside the mapping, as asserted above.
         let line = unsafe { self.first.add(at) };
-        // SAFETY: the allocation is aligned for lines, lives as long as self, and began as zeroes, which are valid
+        // SAFETY: the mapping is aligned for lines, lives as long as self, and began as zeroes, which are valid
         // atomic words. All other references to it are shared.
         unsafe { line.as_ref() }
     }
 }
 
-#[cfg(not(loom))]
-impl Drop for Lines {
-    fn drop(&mut self) {
-        // The allocator may keep the memory.
-        self.release(0..self.len);
-        // SAFETY: `raw` came from the allocator with this layout, and no reference outlives self.
-        unsafe { std::alloc::dealloc(self.raw.as_ptr(), self.layout) };
-    }
-}
-
-// SAFETY: Lines owns its allocation, whose contents are atomic.
+// SAFETY: Lines owns its mapping, whose contents are atomic.
 #[cfg(not(loom))]
 unsafe impl Send for Lines {}
 
 // SAFETY: shared references give access to atomic words only.
 #[cfg(not(loom))]
 unsafe impl Sync for Lines {}
+
+/// Zeroed memory of its own pages.
+#[cfg(not(loom))]
+struct Mapping {
+    first: std::ptr::NonNull<u8>,
+    bytes: usize,
+}
+
+#[cfg(not(loom))]
+impl Mapping {
+    fn layout(bytes: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(bytes, PAGE_LINES * size_of::<Line>())
+            .expect("no table is that large")
+    }
+}
+
+#[cfg(all(target_os = "linux", not(loom), not(miri)))]
+impl Mapping {
+    fn new(bytes: usize) -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, at an address that the kernel chooses, is not part of anything.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        match mapped.ok().and_then(|first| std::ptr::NonNull::new(first.cast())) {
+            Some(first) => Self { first, bytes },
+            None => std::alloc::handle_alloc_error(Self::layout(bytes)),
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", not(loom), not(miri)))]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is self's, and no reference outlives it.
+        let _ = unsafe { rustix::mm::munmap(self.first.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Miri has no mmap(2) by system call.
+#[cfg(all(any(not(target_os = "linux"), miri), not(loom)))]
+impl Mapping {
+    fn new(bytes: usize) -> Self {
+        // SAFETY: the layout's size is not zero.
+        let first = unsafe { std::alloc::alloc_zeroed(Self::layout(bytes)) };
+        match std::ptr::NonNull::new(first) {
+            Some(first) => Self { first, bytes },
+            None => std::alloc::handle_alloc_error(Self::layout(bytes)),
+        }
+    }
+}
+
+#[cfg(all(any(not(target_os = "linux"), miri), not(loom)))]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it came from the allocator with this layout, and no reference outlives self.
+        unsafe { std::alloc::dealloc(self.first.as_ptr(), Self::layout(self.bytes)) };
+    }
+}
 
 /// The same for loom, whose atomics are not plain words.
 #[cfg(loom)]
@@ -163,10 +199,10 @@ impl Lines {
         let lines = lines.start.div_ceil(PAGE_LINES) * PAGE_LINES..lines.end / PAGE_LINES * PAGE_LINES;
         #[cfg(all(target_os = "linux", not(loom), not(miri)))]
         if lines.end <= self.len() && !lines.is_empty() {
-            // SAFETY: the line is inside the allocation.
+            // SAFETY: the line is inside the mapping.
             let first = unsafe { self.first.add(lines.start) };
             let bytes = lines.len() * size_of::<Line>();
-            // SAFETY: the range is inside the allocation, which is anonymous memory and consists of atomic words: they may become
+            // SAFETY: the range is inside the mapping, which is anonymous memory and consists of atomic words: they may become
             // zeroes at any time. The kernel rejects a range that does not begin with a page, and the lines stay.
             let _ = unsafe {
                 rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontNeed)
