@@ -174,7 +174,9 @@ pub(crate) fn crossing(time: Duration) -> Result<f64> {
     let each = time / 4;
     let mut before: Option<(f64, f64)> = None;
     for micros in WORK {
-        let share = rate(Some(&server), micros, each)? / rate(None, micros, each)?;
+        let (remote, local) = (rate(Some(&server), micros, each)?, rate(None, micros, each)?);
+        let share = remote / local;
+        eprintln!("{micros} us of work: {remote:.0} messages a second, {local:.0} of a local worker");
         let work = micros as f64;
         if share >= WORTH {
             return Ok(match before {

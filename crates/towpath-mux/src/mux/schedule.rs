@@ -39,6 +39,13 @@ impl Mux {
         id
     }
 
+    /// Sets the time that a message to the worker and its answer are on their way; at first 0. While messages wait and
+    /// [`Config::batch`](super::Config::batch) is not 1, the worker then holds as many more as it does in this time.
+    pub fn set_round_trip(&mut self, id: worker::Id, round_trip: Duration) {
+        let Some(worker) = self.workers.get_mut(id) else { return };
+        worker.round_trip = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+    }
+
     /// Appends the messages that the worker is to process now, oldest first, and returns their number. After
     /// 0 the worker is idle until [`Event::Wake`]. A worker that holds messages gets as many as complete its
     /// turn.
@@ -158,10 +165,11 @@ impl Mux {
         let share = self.share(id, others);
         self.in_flight.set_turn(share);
         let worker = self.workers.get_mut(id)?;
+        let ahead = if self.config.batch > 1 { self.service_time.ahead(worker.round_trip) } else { 0 };
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(share).min(most), share))
+        Some((worker.credit.min(share.saturating_add(ahead)).min(most), share))
     }
 
     /// The worker was given this number of messages.

@@ -306,9 +306,11 @@ impl FrontSide {
 
     /// Attaches in a helper thread: the pool may be busy.
     fn attach(&self, slot: u32, name: String, options: Options, credit: u16) {
+        let round_trip = self.front.round_trip(slot).unwrap_or_default();
         let mut registry = self.shared.lock();
         let Some(worker) = registry.workers.get_mut(&slot) else { return };
-        worker.remote = RemoteWorker { name, credit: usize::from(credit), ..RemoteWorker::default() };
+        worker.remote =
+            RemoteWorker { name, credit: usize::from(credit), round_trip, ..RemoteWorker::default() };
         let socket = worker.socket.clone();
         drop(registry);
         let shared = Arc::clone(&self.shared);

@@ -5,7 +5,7 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached.
+//! short, they get none, unless no local worker is attached. The [`Mux`] gives them messages ahead for the time of a round trip.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
+use towpath_mux::io::Driver;
 use towpath_mux::mux::{Mux, Order};
 
 use super::worker_slot::WorkerSlot;
@@ -51,8 +52,8 @@ impl Dispatcher {
         Self { spread: spread(processors), turn: 0, again: None, remote: Vec::new(), compared: None }
     }
 
-    /// Orders the workers on other machines by their round trips.
-    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
+    /// Compares the round trips to the workers on other machines.
+    pub(super) fn look(&mut self, slots: &[WorkerSlot], driver: &mut Driver, now: Instant) {
         let first = slots.partition_point(|slot| !slot.is_remote());
         let current = is_current(&self.remote, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
@@ -63,6 +64,11 @@ impl Dispatcher {
         let mut trips: Vec<_> =
             (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
         trips.sort_unstable();
+        driver.change(|mux, _| {
+            for (trip, at) in &trips {
+                slots[*at].set_round_trip(mux, *trip);
+            }
+        });
         self.remote = trips.into_iter().map(|(_, at)| at).collect();
     }
 

@@ -109,6 +109,30 @@ fn messages_not_begun_by_a_slow_worker_are_recalled() {
 }
 
 #[test]
+fn a_worker_that_is_far_gets_messages_ahead() {
+    // Rows: round trip and service time in microseconds, credit, batch, messages that the worker holds.
+    for (round_trip, service, credit, batch, expected) in [
+        (0, 500, 64, 64, 1),
+        (200, 500, 64, 64, 2),
+        (200, 3_100, 64, 64, 2),
+        (200, 3_200, 64, 64, 1),
+        (300, 100, 64, 64, 5),
+        (300, 100, 2, 64, 2),
+        (300, 100, 64, 1, 1),
+        (300, 0, 64, 64, 1),
+    ] {
+        let (mut mux, psock) = lines(Config { batch, ..Config::new(Order::None) });
+        let far = mux.clone_worker(credit, at(0));
+        mux.set_round_trip(far, Duration::from_micros(round_trip));
+        mux.service_time.ewma = service * 1000;
+        mux.handle_bytes(psock, b"a\nb\nc\nd\ne\nf\n", at(0));
+        let found = tickets(&mut mux, far, at(0)).len();
+        assert_eq!(found, expected, "{round_trip} {service} {credit} {batch}");
+        assert!(poll(&mut mux, far, at(0)).is_empty(), "it holds what it may");
+    }
+}
+
+#[test]
 fn a_woken_worker_that_does_not_ask_is_passed_over() {
     let (mut mux, psock) = lines(Config::new(Order::None));
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));

@@ -75,9 +75,11 @@ impl World {
         }
     }
 
-    pub(super) fn clone_worker(&mut self, credit: usize) {
+    /// `far`: its round trip in units of 200 us.
+    pub(super) fn clone_worker(&mut self, credit: usize, far: usize) {
         if self.actors.len() < WORKERS {
             let id = self.mux.clone_worker(credit, self.now);
+            self.mux.set_round_trip(id, Duration::from_micros(200) * far as u32);
             let (batch, run, streams, deadline) = (VecDeque::new(), None, BTreeMap::new(), None);
             self.actors.push(Actor {
                 id,

@@ -107,6 +107,13 @@ impl WorkerSlot {
         self.process.as_ref().filter(|process| process.is_attached())?.round_trip()
     }
 
+    /// Tells the core the round trip.
+    pub(super) fn set_round_trip(&self, mux: &mut Mux, round_trip: Duration) {
+        if let Some(process) = &self.process {
+            process.set_round_trip(mux, round_trip);
+        }
+    }
+
     /// The slot of a token.
     pub(super) const fn of(token: u32) -> usize {
         token as usize - 1
