@@ -1,8 +1,8 @@
 //! Which changes of states are sent, and when.
 //!
-//! What: a change of a TCP connection is due at once, another one after the suppression window, in which later changes of the same state
-//! replace it. Due changes leave in batches of at most [`BATCH`] bytes, or after [`LINGER`]. A state whose packets this gate sees is
-//! sent again after a third of its lifetime, which a walk through the table finds.
+//! What: the first change of a state, and each one of a TCP connection, is due at once, another one after the suppression window, in which
+//! later changes of the same state replace it. Due changes leave in batches of at most [`BATCH`] bytes, or after [`LINGER`]. A state whose
+//! packets this gate sees is sent again after a third of its lifetime, which a walk through the table finds.
 //!
 //! Ownership: a state that was merged from a peer is not sent until this gate has seen a packet of it. The packets that the merge has
 //! counted are remembered with its expiry, so the walk notices others.
@@ -30,6 +30,9 @@ const WAITING: usize = 1 << 16;
 
 /// Maximum number of a state; those of the largest table are below it.
 const MAX_ID: u32 = 1 << 28;
+
+/// State numbers that [`KnownStates`] allocates together: 64 KiB.
+const PAGE: usize = 4096;
 
 /// Parts of a second in which times of [`Known`] are kept.
 const PARTS: u64 = 16;
@@ -68,6 +71,32 @@ impl Known {
     }
 }
 
+/// What the peers know of each state number.
+#[derive(Debug, Default)]
+struct KnownStates {
+    /// Each of [`PAGE`] numbers, allocated when one of them is known. There is no copy when the table grows, during which changes would wait.
+    pages: Vec<Option<Box<[Known]>>>,
+}
+
+impl KnownStates {
+    fn get(&self, id: u32) -> Option<&Known> {
+        self.pages.get(id as usize / PAGE)?.as_ref()?.get(id as usize % PAGE)
+    }
+
+    /// Numbers from [`MAX_ID`] on are left out.
+    fn set(&mut self, id: u32, known: Known) {
+        if id >= MAX_ID {
+            return;
+        }
+        let at = id as usize / PAGE;
+        if at >= self.pages.len() {
+            self.pages.resize(at + 1, None);
+        }
+        let page = self.pages[at].get_or_insert_with(|| vec![Known::default(); PAGE].into());
+        page[id as usize % PAGE] = known;
+    }
+}
+
 /// Bytes of memory for each state number.
 #[cfg(test)]
 pub(crate) const KNOWN_BYTES: usize = size_of::<Known>();
@@ -84,7 +113,7 @@ pub(crate) struct Outgoing {
     replicate: Replicate,
     window: Duration,
     hasher: RandomState,
-    known: Vec<Known>,
+    known: KnownStates,
     waiting: HashMap<u32, Change>,
     /// The numbers of waiting states, in the order in which they are due. A number may no longer wait, or be in both.
     urgent: VecDeque<(Time, u32)>,
@@ -100,7 +129,7 @@ impl Outgoing {
             replicate,
             window,
             hasher: RandomState::new(),
-            known: Vec::new(),
+            known: KnownStates::default(),
             waiting: HashMap::new(),
             urgent: VecDeque::new(),
             delayed: VecDeque::new(),
@@ -124,7 +153,7 @@ impl Outgoing {
             // The state of a peer, or of a file: the walk through the table sends the latter.
             EventKind::Restored => drop(self.forgotten(record.id)),
             // The beginning of a state that was merged.
-            EventKind::Created if self.is_known(record) => {}
+            EventKind::Created if self.known_before(record).is_some() => {}
             _ if self.carries(record) => self.queue(record, now),
             _ => {}
         }
@@ -136,10 +165,7 @@ impl Outgoing {
         if !self.carries(record) || self.waiting.contains_key(&record.id) {
             return;
         }
-        if !self.is_known(record) {
-            return self.queue(record, now);
-        }
-        let known = self.known[record.id as usize];
+        let Some(known) = self.known_before(record) else { return self.queue(record, now) };
         let (part, expires) = (part(now), part(now + record.remaining));
         let lifetime = known.expires.saturating_sub(known.at);
         let third = part.saturating_sub(known.at) >= lifetime / 3;
@@ -166,20 +192,20 @@ impl Outgoing {
     ) {
         let hash = self.hash(&record.flow);
         let sent = |known: &Known| known.is_of(hash) && known.packets == packets(before);
-        if !to_all && before != [0; 2] && !self.known.get(id as usize).is_some_and(sent) {
+        if !to_all && before != [0; 2] && !self.known.get(id).is_some_and(sent) {
             // This gate has to send what it has counted: other peers do not know it.
             return;
         }
         let mut known = self.known_of(record, now);
         known.hash |= THEIRS;
-        self.learn(id, known);
+        self.known.set(id, known);
     }
 
     /// The state `id` was removed because a peer has removed it: peers know.
     pub(crate) fn removed_by_peer(&mut self, record: &Record<'_>, id: u32, now: Time) {
         self.forgotten(id);
         let known = self.known_of(record, now);
-        self.learn(id, Known { expires: 0, ..known });
+        self.known.set(id, Known { expires: 0, ..known });
     }
 
     /// When [`poll`](Self::poll) returns a batch next.
@@ -237,15 +263,16 @@ impl Outgoing {
     }
 
     fn queue(&mut self, record: &Record<'_>, now: Time) {
-        let urgent = record.flow.proto == proto::TCP && record.kind.is_some();
+        let known_before = self.known_before(record);
+        let urgent = record.kind.is_some() && (record.flow.proto == proto::TCP || known_before.is_none());
         let mut bytes = Vec::with_capacity(128);
         Record { kind: None, ..record.clone() }.encode(&mut bytes);
         self.bytes += bytes.len();
         let mut known = self.known_of(record, now);
-        if let Some(before) = self.known.get(record.id as usize).filter(|before| before.is_of(known.hash)) {
+        if let Some(before) = known_before {
             known.hash |= before.hash & WINDOW;
         }
-        self.learn(record.id, known);
+        self.known.set(record.id, known);
         let before = self.waiting.insert(record.id, Change { record: bytes, urgent });
         self.bytes -= before.as_ref().map_or(0, |change| change.record.len());
         match before {
@@ -260,7 +287,10 @@ impl Outgoing {
     }
 
     fn ended(&mut self, record: &Record<'_>, kind: EventKind, now: Time, stats: &mut FleetStats) -> bool {
-        let known = self.is_known(record).then(|| std::mem::take(&mut self.known[record.id as usize]));
+        let known = self.known_before(record);
+        if known.is_some() {
+            self.known.set(record.id, Known::default());
+        }
         if self.forgotten(record.id).is_some() {
             // A connection that has ended while it waited.
             stats.not_sent_ended += 1;
@@ -299,20 +329,9 @@ impl Outgoing {
         Some(change)
     }
 
-    fn is_known(&self, record: &Record<'_>) -> bool {
-        let known = self.known.get(record.id as usize);
-        known.is_some_and(|known| known.is_of(self.hash(&record.flow)))
-    }
-
-    fn learn(&mut self, id: u32, known: Known) {
-        if id >= MAX_ID {
-            return;
-        }
-        let at = id as usize;
-        if at >= self.known.len() {
-            self.known.resize((at + 1).next_power_of_two(), Known::default());
-        }
-        self.known[at] = known;
+    /// What the peers know of the state.
+    fn known_before(&self, record: &Record<'_>) -> Option<Known> {
+        self.known.get(record.id).filter(|known| known.is_of(self.hash(&record.flow))).copied()
     }
 
     /// The same for both directions of a flow, with room for [`THEIRS`] and [`WINDOW`].

@@ -203,6 +203,33 @@ fn a_replied_state_is_sent_and_an_unreplied_one_is_not() {
     assert_eq!(world.table(1)[&1002], (true, [1, 2]));
 }
 
+/// The window of the simulation is 20 ms.
+#[test]
+fn the_first_change_of_a_state_does_not_wait_for_the_window() {
+    let mut world = World::new(CALM, 7);
+    world.step(Step::Wait(3_000));
+    world.step(udp(0, 0, false));
+    world.step(udp(0, 0, true));
+    world.step(Step::Wait(10));
+    assert_eq!(world.table(1)[&1000].1, [1, 1]);
+    // A state that is sent before its reply, which is a later change.
+    let (incarnation, window) = (world.wall_clock(0), Duration::from_millis(20));
+    let settings = Settings { gate: name(0), incarnation, replicate: Replicate::All, window };
+    world.replicas[0] = Replica::new(settings);
+    world.hosts[0].journal = world.hosts[0].gate.states().journal_of(Changes::All);
+    let now = world.time(0);
+    world.replicas[0].connect(now);
+    world.step(Step::Wait(3_000));
+    world.step(udp(0, 1, false));
+    world.step(Step::Wait(10));
+    assert_eq!(world.table(1)[&1001].1, [1, 0]);
+    world.step(udp(0, 1, true));
+    world.step(Step::Wait(10));
+    assert_eq!(world.table(1)[&1001].1, [1, 0]);
+    world.step(Step::Wait(20));
+    assert_eq!(world.table(1)[&1001].1, [1, 1]);
+}
+
 #[test]
 fn directions_that_pass_different_gates_add_up() {
     let mut world = World::new(CALM, 2);
