@@ -29,7 +29,7 @@ metrics! {
         pub removed: counter states,
         /// States that were not sent, by reason: no reply when they ended.
         pub not_sent_unreplied: counter states as "not_sent": "States that were not sent, by reason." (reason = "unreplied"),
-        /// States that were not sent, by reason: they ended within the suppression window.
+        /// States that were not sent, by reason: they ended while they waited.
         pub not_sent_ended: counter states as "not_sent" (reason = "ended"),
         /// States that were not sent, by reason: the bus was away. A snapshot follows.
         pub not_sent_away: counter states as "not_sent" (reason = "away"),

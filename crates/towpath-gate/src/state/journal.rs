@@ -6,7 +6,8 @@
 //! finds a later position in the slot, continues at a recent one, and learns how many changes it has missed.
 //!
 //! Cost: without a reader, one load for each change. With readers, one addition to a shared word and one cache line pair. No lock,
-//! no allocation, and no loop except for writers that are a whole round apart. (The counts of a state with more than 2^36 bytes are
+//! no allocation, and no loop except for writers that are a whole round apart. In the first round, the system allocates a page for each 32
+//! changes. (The counts of a state with more than 2^36 bytes are
 //! read under the lock of the [wide counters](super::table::wide_counters).)
 //!
 //! Invariant: at most one writer is in a slot. The content of a slot in the state (p, 0) is that of position p.
@@ -99,6 +100,7 @@ pub(crate) enum Read<const W: usize> {
 
 impl<const W: usize> Journal<W> {
     pub(crate) fn new() -> Self {
+        const { assert!(W <= WORDS, "a slot has room for the content") };
         let next = Apart(AtomicU64::new(SLOTS as u64));
         let [readers, readers_of_beginnings] = [AtomicU64::new(0), AtomicU64::new(0)];
         Self { readers, readers_of_beginnings, slots: OnceLock::new(), next }

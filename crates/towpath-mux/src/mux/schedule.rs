@@ -7,7 +7,8 @@
 //!
 //! A turn is one message, or as many as take no longer than waking another worker; ten times as many while no
 //! other worker is idle. While several connections wait, each one gets at most this number at a time. If a message
-//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]).
+//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]). A worker that is far may get messages ahead
+//! of its next turn ([`Mux::poll_batches_ahead`]).
 //!
 //! Messages of a connection that was reset or cut are discarded unless a worker has them (`discard.rs`).
 //!
@@ -37,13 +38,6 @@ impl Mux {
         self.count_workers();
         self.pin_all();
         id
-    }
-
-    /// Sets the time that a message to the worker and its answer are on their way; at first 0. While messages wait and
-    /// [`Config::batch`](super::Config::batch) is not 1, the worker then holds as many more as it does in this time.
-    pub fn set_round_trip(&mut self, id: worker::Id, round_trip: Duration) {
-        let Some(worker) = self.workers.get_mut(id) else { return };
-        worker.round_trip = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
     }
 
     /// Appends the messages that the worker is to process now, oldest first, and returns their number. After
@@ -78,7 +72,7 @@ impl Mux {
         now: Time,
         out: &mut Vec<Message>,
     ) -> usize {
-        let Some((most, quantum)) = self.begin_turn(id, most, others, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, (most, 0), others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -112,6 +106,22 @@ impl Mux {
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
     pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
+        self.poll_rows(id, (most, 0), now, out)
+    }
+
+    /// As [`Mux::poll_batches`], but the worker then holds up to `ahead` messages more than its turn has, so that it does not wait for the
+    /// next one after it has answered. They wait behind those that it has: only for a worker that is far, while no other one is idle.
+    pub fn poll_batches_ahead(
+        &mut self,
+        id: worker::Id,
+        ahead: usize,
+        now: Time,
+        out: &mut Vec<Batch>,
+    ) -> usize {
+        self.poll_rows(id, (usize::MAX, ahead), now, out)
+    }
+
+    fn poll_rows(&mut self, id: worker::Id, most: (usize, usize), now: Time, out: &mut Vec<Batch>) -> usize {
         let Some((most, quantum)) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
@@ -158,14 +168,20 @@ impl Mux {
     }
 
     /// A worker asks for messages. Returns how many it may hold, and how many a connection may give it while others
-    /// wait. `others`: the caller gives other workers their share at the same time.
-    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<(usize, usize)> {
+    /// wait. `most`, and `ahead` more than its turn, limit the former. `others`: the caller gives other workers their share at the same
+    /// time.
+    fn begin_turn(
+        &mut self,
+        id: worker::Id,
+        (most, ahead): (usize, usize),
+        others: bool,
+        now: Time,
+    ) -> Option<(usize, usize)> {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
         self.in_flight.set_turn(share);
         let worker = self.workers.get_mut(id)?;
-        let ahead = if self.config.batch > 1 { self.service_time.ahead(worker.round_trip) } else { 0 };
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }

@@ -34,8 +34,6 @@ pub(super) struct Worker {
     pub(super) woken_at: Time,
     /// Number of messages that it may hold.
     pub(super) credit: usize,
-    /// Nanoseconds that a message to it and its answer are on their way.
-    pub(super) round_trip: u64,
     pub(super) enabled: bool,
     pub(super) leaving: bool,
     /// No connections are bound to it any more ([`super::Order::Sticky`]).
@@ -96,7 +94,6 @@ impl Worker {
             activity: Activity::Awake,
             woken_at: now,
             credit,
-            round_trip: 0,
             enabled: true,
             leaving: false,
             retiring: false,

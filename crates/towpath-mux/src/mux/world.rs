@@ -230,7 +230,7 @@ impl World {
             (Act::WriteFails, Some(_)) => {
                 self.transmit(target % self.peers.len(), much, Outcome::Failed(32));
             }
-            (Act::Clone, _) => self.clone_worker(1 + much % 5, much / 5 % 3),
+            (Act::Clone, _) => self.clone_worker(1 + much % 5),
             (Act::Pass, _) => self.pass(Duration::from_micros(1 << (much % 24))),
             (Act::Send, _) if self.config.connected => self.send(),
             (Act::Ack, Some(_)) => self.ack(target % self.peers.len(), much, much.is_multiple_of(2)),
@@ -472,7 +472,7 @@ impl World {
     ///
     /// Panics if the mux has lost, duplicated, truncated or reordered something.
     pub fn finish(&mut self) {
-        self.clone_worker(64, 0);
+        self.clone_worker(64);
         if self.actors.iter().all(|actor| !actor.enabled) {
             self.actor(Act::Disable, 0, 0);
             self.actors[0].enabled =
@@ -481,7 +481,7 @@ impl World {
         if self.actors.iter().all(|actor| !actor.enabled) {
             // All workers leave; one more is needed.
             self.actor(Act::Die, 0, 0);
-            self.clone_worker(64, 0);
+            self.clone_worker(64);
         }
         self.end_incomplete();
         self.pump();

@@ -263,7 +263,7 @@ pub const KEYS: &[Key] = &[
     new("fleet", "tls-key", Text, "", "file of the certificate's key; needs `tls-certificate`"),
     new("fleet", "replicate", Word(&["replied", "all"]), "`\"replied\"`", "`replied`: states whose other side has sent a packet. `all`: all states"),
     new("fleet", "configuration", Text, "", "file that keeps the [group's configuration](fleet.md#the-configuration-of-a-group): with it, rules, tables and settings come from the group"),
-    new("fleet", "window", Seconds(0.001, 10.0), "`0.01`", "suppression window: changes of one state in it are sent once. Changes of TCP connections are sent at once"),
+    new("fleet", "window", Seconds(0.001, 10.0), "`0.01`", "suppression window: the first change of a state and those of TCP are sent at once, others in it together"),
 
     new("log", "format", Word(&["text", "json", "journald"]), "by standard error", "[format](log.md#formats) of the log"),
     new("log", "level", Word(&["off", "error", "warning", "info", "debug", "trace"]), "`\"info\"`", "level of all targets without a level of their own"),

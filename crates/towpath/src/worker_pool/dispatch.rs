@@ -5,7 +5,8 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached. The [`Mux`] gives them messages ahead for the time of a round trip.
+//! short, they get none, unless no local worker is attached. While no worker is idle, they get messages ahead: those that they do during a
+//! round trip ([`Mux::ahead`]), of those that the local workers do not do meanwhile.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -17,7 +18,6 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use towpath_mux::Time;
-use towpath_mux::io::Driver;
 use towpath_mux::mux::{Mux, Order};
 
 use super::worker_slot::WorkerSlot;
@@ -41,8 +41,8 @@ pub(super) struct Dispatcher {
     turn: usize,
     /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
-    /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
-    remote: Vec<usize>,
+    /// Round trips and slots of workers on other machines that are attached, nearest first, and when they were compared.
+    remote: Vec<(Duration, usize)>,
     compared: Option<Instant>,
 }
 
@@ -52,8 +52,8 @@ impl Dispatcher {
         Self { spread: spread(processors), turn: 0, again: None, remote: Vec::new(), compared: None }
     }
 
-    /// Compares the round trips to the workers on other machines.
-    pub(super) fn look(&mut self, slots: &[WorkerSlot], driver: &mut Driver, now: Instant) {
+    /// Orders the workers on other machines by their round trips.
+    pub(super) fn look(&mut self, slots: &[WorkerSlot], now: Instant) {
         let first = slots.partition_point(|slot| !slot.is_remote());
         let current = is_current(&self.remote, first..slots.len(), |at| slots[at].is_attached());
         let due = self.compared.is_none_or(|compared| now.duration_since(compared) >= COMPARE);
@@ -64,12 +64,7 @@ impl Dispatcher {
         let mut trips: Vec<_> =
             (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
         trips.sort_unstable();
-        driver.change(|mux, _| {
-            for (trip, at) in &trips {
-                slots[*at].set_round_trip(mux, *trip);
-            }
-        });
-        self.remote = trips.into_iter().map(|(_, at)| at).collect();
+        self.remote = trips;
     }
 
     /// When to dispatch again without an event.
@@ -107,17 +102,25 @@ impl Dispatcher {
     /// To workers on other machines: to the idle ones first, the nearest of them before the others.
     fn dispatch_remote(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
-        let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
+        let idle = self.remote.iter().filter(|(_, at)| slots[*at].is_idle()).count();
         let share = mux.available().div_ceil(idle.max(1)).max(1);
-        for at in &self.remote {
+        for (_, at) in &self.remote {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
-        for at in &self.remote {
+        let (all_work, local) =
+            (!slots.iter().any(WorkerSlot::is_idle), slots.iter().filter(|slot| !slot.is_remote()));
+        let local = local.filter(|slot| slot.is_attached()).count();
+        let mut left = self.remote.len();
+        for (trip, at) in &self.remote {
             if slots[*at].is_going_on(now, STUCK_REMOTE) {
-                busy |= slots[*at].fill(mux, time, usize::MAX);
+                let ahead = if all_work { mux.ahead(*trip) } else { 0 };
+                // The nearer ones have taken theirs.
+                let spare = mux.available().saturating_sub(local * ahead).div_ceil(left);
+                busy |= slots[*at].fill_ahead(mux, time, ahead.min(spare));
             }
+            left -= 1;
         }
         busy
     }
@@ -176,8 +179,8 @@ impl Dispatcher {
 }
 
 /// Returns true if `remote` has exactly the slots of `all` that are attached.
-fn is_current(remote: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
-    remote.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
+fn is_current(remote: &[(Duration, usize)], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
+    remote.iter().all(|(_, at)| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
 }
 
 /// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
@@ -195,7 +198,7 @@ mod tests {
     use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::connections::Connections;
-    use super::super::worker_slot::tests::{ask, attach, learn};
+    use super::super::worker_slot::tests::{ask, attach, learn, learn_time};
     use super::*;
 
     #[test]
@@ -212,10 +215,67 @@ mod tests {
         ];
         for (known, attached, expected) in rows {
             assert_eq!(
-                is_current(known, 2..6, |at| attached.contains(&at)),
+                is_current(&known.iter().map(|at| (Duration::ZERO, *at)).collect::<Vec<_>>(), 2..6, |at| {
+                    attached.contains(&at)
+                }),
                 expected,
                 "{known:?} {attached:?}"
             );
+        }
+    }
+
+    /// Each message comes on a connection of its own, which has a limit.
+    fn ask_each(mux: &mut Mux, messages: usize, now: Time) {
+        (0..messages).for_each(|_| ask(mux, 1, now));
+    }
+
+    /// Messages take 500 us. The slot 0 is local, the others are 900 us away: they do two messages in this time.
+    #[test]
+    fn remote_workers_get_messages_ahead_while_none_is_idle() {
+        // Rows: attached slots, messages, those that the workers then hold.
+        let rows: [(&[usize], usize, [usize; 3]); 6] = [
+            (&[1, 2], 2, [0, 1, 1]),
+            (&[1, 2], 3, [0, 2, 1]),
+            (&[1, 2], 9, [0, 3, 3]),
+            (&[0, 1], 4, [1, 1, 0]),
+            (&[0, 1], 5, [1, 2, 0]),
+            (&[0, 1, 2], 20, [1, 3, 3]),
+        ];
+        for (attached, messages, expected) in rows {
+            let order = towpath_mux::mux::Config::new(towpath_mux::mux::Order::None);
+            let server = Server::new("line".parse().unwrap(), order).unwrap();
+            let mut driver = server.driver().unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let new = |number| match number {
+                0 => WorkerSlot::new(0, directory.path(), Rights::default()),
+                _ => WorkerSlot::remote(number, directory.path(), Rights::default()),
+            };
+            let mut slots = [0, 1, 2].map(new);
+            driver.change(|mux, now| learn_time(mux, now, Duration::from_micros(500)));
+            let mut workers = Vec::new();
+            for at in attached {
+                let path = directory.path().join(format!("worker-{at}-0.sock"));
+                workers.push(attach(&mut slots[*at], path, &mut driver, Instant::now()));
+            }
+            let far = attached.iter().filter(|at| **at > 0).map(|at| (Duration::from_micros(900), *at));
+            let mut dispatcher = Dispatcher { remote: far.collect(), ..Dispatcher::new() };
+            // The first messages make the workers busy.
+            driver.change(|mux, now| {
+                ask_each(mux, attached.len(), now);
+                dispatcher.dispatch(&mut slots, mux, now, 0);
+            });
+            let hand_over = |slots: &mut [WorkerSlot]| {
+                for slot in slots {
+                    slot.hand_over(&mut Completions::default(), &Connections::default(), 0, 0);
+                }
+            };
+            hand_over(&mut slots);
+            driver.change(|mux, now| {
+                ask_each(mux, messages - attached.len(), now);
+                dispatcher.dispatch(&mut slots, mux, now, 0);
+            });
+            hand_over(&mut slots);
+            assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "{attached:?} {messages}");
         }
     }
 

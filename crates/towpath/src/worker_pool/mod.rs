@@ -494,7 +494,7 @@ impl WorkerPool {
                 false => slot.stay_empty(),
             }
         }
-        self.dispatcher.look(&self.slots, &mut self.driver, now);
+        self.dispatcher.look(&self.slots, now);
         self.connections.report(&mut self.driver, &self.slots);
         let Some(at) = self.replacing else { return };
         if self.slots.get(at).is_some_and(WorkerSlot::is_replacing) {

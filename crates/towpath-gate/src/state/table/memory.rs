@@ -2,8 +2,8 @@
 //! Cache-line memory: zeroed, aligned, optionally in huge pages, with prefetch.
 //!
 //! The memory consists of atomic words: a thread that reads a line while another writes it reads old or new words.
-//! Zeroed memory costs nothing until it is touched: it is mapped, not taken from the allocator, which writes zeroes to what it has had
-//! before. The system allocates pages on the first write.
+//! Zeroed memory costs nothing until it is touched: on Linux it is mapped, not taken from the allocator, which writes zeroes to what it has
+//! had before. The system allocates pages on the first write.
 
 use crate::state::concurrent::sync::{AtomicU64, Ordering};
 
@@ -196,14 +196,19 @@ impl Lines {
     /// Gives the pages that only have `lines` back to the system: the lines are zeroes from then on, or as they were. No other
     /// thread may write to them during the call.
     pub(crate) fn release(&self, lines: std::ops::Range<usize>) {
-        let lines = lines.start.div_ceil(PAGE_LINES) * PAGE_LINES..lines.end / PAGE_LINES * PAGE_LINES;
+        #[cfg(all(target_os = "linux", not(loom), not(miri)))]
+        let page = PAGE_LINES.max(rustix::param::page_size() / size_of::<Line>());
+        #[cfg(not(all(target_os = "linux", not(loom), not(miri))))]
+        let page = PAGE_LINES;
+        let lines = lines.start.div_ceil(page) * page..lines.end / page * page;
         #[cfg(all(target_os = "linux", not(loom), not(miri)))]
         if lines.end <= self.len() && !lines.is_empty() {
             // SAFETY: the line is inside the mapping.
             let first = unsafe { self.first.add(lines.start) };
             let bytes = lines.len() * size_of::<Line>();
             // SAFETY: the range is inside the mapping, which is anonymous memory and consists of atomic words: they may become
-            // zeroes at any time. The kernel rejects a range that does not begin with a page, and the lines stay.
+            // zeroes at any time. It begins and ends with a page of the system: the kernel would zero the rest of one, too. It rejects a
+            // range that does not begin with one, and the lines stay.
             let _ = unsafe {
                 rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontNeed)
             };

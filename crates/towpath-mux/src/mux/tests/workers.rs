@@ -110,26 +110,28 @@ fn messages_not_begun_by_a_slow_worker_are_recalled() {
 
 #[test]
 fn a_worker_that_is_far_gets_messages_ahead() {
-    // Rows: round trip and service time in microseconds, credit, batch, messages that the worker holds.
-    for (round_trip, service, credit, batch, expected) in [
-        (0, 500, 64, 64, 1),
-        (200, 500, 64, 64, 2),
-        (200, 3_100, 64, 64, 2),
-        (200, 3_200, 64, 64, 1),
-        (300, 100, 64, 64, 5),
-        (300, 100, 2, 64, 2),
-        (300, 100, 64, 1, 1),
-        (300, 0, 64, 64, 1),
+    // Rows: round trip and service time in microseconds, batch, messages ahead.
+    for (round_trip, service, batch, expected) in [
+        (0, 500, 64, 0),
+        (200, 500, 64, 1),
+        (200, 3_100, 64, 1),
+        (200, 3_200, 64, 0),
+        (300, 100, 64, 3),
+        (300, 100, 1, 0),
+        (300, 0, 64, 0),
+        (1_000_000, 1, 64, 16),
     ] {
-        let (mut mux, psock) = lines(Config { batch, ..Config::new(Order::None) });
-        let far = mux.clone_worker(credit, at(0));
-        mux.set_round_trip(far, Duration::from_micros(round_trip));
+        let mut mux = lines(Config { batch, ..Config::new(Order::None) }).0;
         mux.service_time.ewma = service * 1000;
-        mux.handle_bytes(psock, b"a\nb\nc\nd\ne\nf\n", at(0));
-        let found = tickets(&mut mux, far, at(0)).len();
-        assert_eq!(found, expected, "{round_trip} {service} {credit} {batch}");
-        assert!(poll(&mut mux, far, at(0)).is_empty(), "it holds what it may");
+        assert_eq!(mux.ahead(Duration::from_micros(round_trip)), expected, "{round_trip} {service} {batch}");
     }
+    let (mut mux, psock) = lines(Config::new(Order::None));
+    let workers = [64, 3].map(|credit| mux.clone_worker(credit, at(0)));
+    mux.service_time.ewma = 500_000;
+    mux.handle_bytes(psock, b"a\nb\nc\nd\ne\nf\ng\nh\n", at(0));
+    let mut polled = |worker, ahead| mux.poll_batches_ahead(worker, ahead, at(0), &mut Vec::new());
+    assert_eq!([polled(workers[0], 0), polled(workers[0], 2), polled(workers[0], 2)], [1, 2, 0]);
+    assert_eq!(polled(workers[1], 9), 3, "its credit");
 }
 
 #[test]

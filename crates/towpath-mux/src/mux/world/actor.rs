@@ -75,11 +75,9 @@ impl World {
         }
     }
 
-    /// `far`: its round trip in units of 200 us.
-    pub(super) fn clone_worker(&mut self, credit: usize, far: usize) {
+    pub(super) fn clone_worker(&mut self, credit: usize) {
         if self.actors.len() < WORKERS {
             let id = self.mux.clone_worker(credit, self.now);
-            self.mux.set_round_trip(id, Duration::from_micros(200) * far as u32);
             let (batch, run, streams, deadline) = (VecDeque::new(), None, BTreeMap::new(), None);
             self.actors.push(Actor {
                 id,
@@ -102,7 +100,10 @@ impl World {
             self.mux.poll_messages(id, now, &mut batch)
         } else {
             let mut rows = Vec::new();
-            let given = self.mux.poll_batches(id, usize::MAX, now, &mut rows);
+            let given = match at % 4 {
+                1 => self.mux.poll_batches(id, usize::MAX, now, &mut rows),
+                _ => self.mux.poll_batches_ahead(id, 2, now, &mut rows),
+            };
             for mut row in rows {
                 assert_eq!(row.bytes(row.len()).len(), row.views().map(|view| view.bytes().len()).sum());
                 batch.extend(std::iter::from_fn(|| row.begin()));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use towpath_engine::queue::VerdictStats;
 use towpath_mux::io::Driver;
-use towpath_mux::mux::{Batch, MessagePart, Mux, Order, PartKind, Ticket, psock, worker};
+use towpath_mux::mux::{Batch, MessagePart, Order, PartKind, Ticket, psock, worker};
 use towpath_ring::reaper::{PeerKey, Reaped, Reaper};
 use towpath_ring::{self as ring, Allow, Channel, Death, Endpoint, Geometry, POLL_BYTES, Position, Seq};
 
@@ -307,13 +307,6 @@ impl Process {
     /// The round trip to a worker on another machine.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.child.remote_worker().map(|remote| remote.round_trip)
-    }
-
-    /// Tells the core the round trip to the worker.
-    pub(super) fn set_round_trip(&self, mux: &mut Mux, round_trip: Duration) {
-        if let Some(id) = self.id {
-            mux.set_round_trip(id, round_trip);
-        }
     }
 
     /// The name of the worker on another machine.

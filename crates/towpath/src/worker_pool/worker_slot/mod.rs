@@ -107,13 +107,6 @@ impl WorkerSlot {
         self.process.as_ref().filter(|process| process.is_attached())?.round_trip()
     }
 
-    /// Tells the core the round trip.
-    pub(super) fn set_round_trip(&self, mux: &mut Mux, round_trip: Duration) {
-        if let Some(process) = &self.process {
-            process.set_round_trip(mux, round_trip);
-        }
-    }
-
     /// The slot of a token.
     pub(super) const fn of(token: u32) -> usize {
         token as usize - 1
@@ -404,6 +397,11 @@ impl WorkerSlot {
 
     pub(super) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
         self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
+    }
+
+    /// Takes messages from the core, up to `ahead` more than those of its turn.
+    pub(super) fn fill_ahead(&mut self, mux: &mut Mux, now: Time, ahead: usize) -> bool {
+        self.process.as_mut().is_some_and(|process| process.fill_ahead(mux, now, ahead))
     }
 
     /// Gives a retired process messages of its connections. Returns true if it got any.
