@@ -232,16 +232,13 @@ mod tests {
     /// Messages take 500 us. The slot 0 is local, the others are 900 us away: they do two messages in this time.
     #[test]
     fn remote_workers_get_messages_ahead_while_none_is_idle() {
-        // Rows: attached slots, messages, those that the workers then hold.
-        let rows: [(&[usize], usize, [usize; 3]); 6] = [
-            (&[1, 2], 2, [0, 1, 1]),
-            (&[1, 2], 3, [0, 2, 1]),
-            (&[1, 2], 9, [0, 3, 3]),
-            (&[0, 1], 4, [1, 1, 0]),
-            (&[0, 1], 5, [1, 2, 0]),
-            (&[0, 1, 2], 20, [1, 3, 3]),
+        // Rows: attached slots; messages that come, and those that the workers then hold.
+        type Row<'a> = (&'a [usize], &'a [(usize, [usize; 3])]);
+        let rows: [Row<'_>; 2] = [
+            (&[1, 2], &[(2, [0, 1, 1]), (1, [0, 2, 1]), (9, [0, 3, 3])]),
+            (&[0, 1], &[(4, [1, 1, 0]), (1, [1, 2, 0])]),
         ];
-        for (attached, messages, expected) in rows {
+        for (attached, steps) in rows {
             let order = towpath_mux::mux::Config::new(towpath_mux::mux::Order::None);
             let server = Server::new("line".parse().unwrap(), order).unwrap();
             let mut driver = server.driver().unwrap();
@@ -259,23 +256,17 @@ mod tests {
             }
             let far = attached.iter().filter(|at| **at > 0).map(|at| (Duration::from_micros(900), *at));
             let mut dispatcher = Dispatcher { remote: far.collect(), ..Dispatcher::new() };
-            // The first messages make the workers busy.
-            driver.change(|mux, now| {
-                ask_each(mux, attached.len(), now);
-                dispatcher.dispatch(&mut slots, mux, now, 0);
-            });
-            let hand_over = |slots: &mut [WorkerSlot]| {
-                for slot in slots {
-                    slot.hand_over(&mut Completions::default(), &Connections::default(), 0, 0);
+            for (more, expected) in steps {
+                driver.change(|mux, now| ask_each(mux, *more, now));
+                // The first time, idle workers get one. Then all work.
+                for _ in 0..2 {
+                    driver.change(|mux, now| dispatcher.dispatch(&mut slots, mux, now, 0));
+                    for slot in &mut slots {
+                        slot.hand_over(&mut Completions::default(), &Connections::default(), 0, 0);
+                    }
                 }
-            };
-            hand_over(&mut slots);
-            driver.change(|mux, now| {
-                ask_each(mux, messages - attached.len(), now);
-                dispatcher.dispatch(&mut slots, mux, now, 0);
-            });
-            hand_over(&mut slots);
-            assert_eq!(slots.each_ref().map(WorkerSlot::working), expected, "{attached:?} {messages}");
+                assert_eq!(slots.each_ref().map(WorkerSlot::working), *expected, "{attached:?} {more}");
+            }
         }
     }
 
