@@ -7,8 +7,7 @@
 //!
 //! A turn is one message, or as many as take no longer than waking another worker; ten times as many while no
 //! other worker is idle. While several connections wait, each one gets at most this number at a time. If a message
-//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]). A worker that is far may get messages ahead
-//! of its next turn ([`Mux::poll_batches_ahead`]).
+//! takes longer than estimated, its worker is asked to hand back the rest ([`Event::Recall`]).
 //!
 //! Messages of a connection that was reset or cut are discarded unless a worker has them (`discard.rs`).
 //!
@@ -72,7 +71,7 @@ impl Mux {
         now: Time,
         out: &mut Vec<Message>,
     ) -> usize {
-        let Some((most, quantum)) = self.begin_turn(id, (most, 0), others, now) else { return 0 };
+        let Some((most, quantum)) = self.begin_turn(id, most, others, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
         while worker.takes_more(most, &self.config) {
@@ -106,22 +105,6 @@ impl Mux {
     /// single message is a batch of one. Complete batches, or parts of them, by [`Mux::reply_batch`] and
     /// [`Mux::done_batch`], or message by message. Returns the number of messages.
     pub fn poll_batches(&mut self, id: worker::Id, most: usize, now: Time, out: &mut Vec<Batch>) -> usize {
-        self.poll_rows(id, (most, 0), now, out)
-    }
-
-    /// As [`Mux::poll_batches`], but the worker then holds up to `ahead` messages more than its turn has, so that it does not wait for the
-    /// next one after it has answered. They wait behind those that it has: only for a worker that is far, while no other one is idle.
-    pub fn poll_batches_ahead(
-        &mut self,
-        id: worker::Id,
-        ahead: usize,
-        now: Time,
-        out: &mut Vec<Batch>,
-    ) -> usize {
-        self.poll_rows(id, (usize::MAX, ahead), now, out)
-    }
-
-    fn poll_rows(&mut self, id: worker::Id, most: (usize, usize), now: Time, out: &mut Vec<Batch>) -> usize {
         let Some((most, quantum)) = self.begin_turn(id, most, true, now) else { return 0 };
         let (now, mut given, mut waits) = (self.now, 0, Waits::default());
         let Some(worker) = self.workers.get_mut(id) else { return 0 };
@@ -168,15 +151,8 @@ impl Mux {
     }
 
     /// A worker asks for messages. Returns how many it may hold, and how many a connection may give it while others
-    /// wait. `most`, and `ahead` more than its turn, limit the former. `others`: the caller gives other workers their share at the same
-    /// time.
-    fn begin_turn(
-        &mut self,
-        id: worker::Id,
-        (most, ahead): (usize, usize),
-        others: bool,
-        now: Time,
-    ) -> Option<(usize, usize)> {
+    /// wait. `others`: the caller gives other workers their share at the same time.
+    fn begin_turn(&mut self, id: worker::Id, most: usize, others: bool, now: Time) -> Option<(usize, usize)> {
         self.now = self.now.max(now);
         self.end_turn(id);
         let share = self.share(id, others);
@@ -185,7 +161,7 @@ impl Mux {
         if worker.in_hand.is_empty() && worker.batches.len() == 0 {
             worker.since = self.now;
         }
-        Some((worker.credit.min(share.saturating_add(ahead)).min(most), share))
+        Some((worker.credit.min(share).min(most), share))
     }
 
     /// The worker was given this number of messages.

@@ -9,10 +9,6 @@
 pub(super) const WORTH: u64 = 5;
 /// Length of a turn while no other worker is idle, in wake-ups.
 const BUSY_TURN: u64 = 10;
-/// A worker gets no messages ahead if one takes more than this number of round trips: it would wait for at most this part of its time.
-const LONG: u64 = 16;
-/// Maximum number of messages ahead.
-const MAX_AHEAD: u64 = 16;
 
 /// Running estimates of the service time per message, in nanoseconds. All are 0 before the first message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,13 +75,6 @@ impl ServiceTime {
     pub(super) fn turn(&self, others_idle: bool, cost: u64, most: u64) -> usize {
         let budget = if others_idle { cost } else { cost.saturating_mul(BUSY_TURN) };
         budget.checked_div(self.ewma).map_or(1, |count| count.clamp(1, most) as usize)
-    }
-
-    /// Messages that a worker does in `round_trip` nanoseconds, [`MAX_AHEAD`] at most. 0 if one takes much longer, or the service time is
-    /// unknown.
-    pub(super) fn ahead(&self, round_trip: u64) -> usize {
-        let short = self.ewma > 0 && self.ewma / LONG < round_trip;
-        if short { round_trip.div_ceil(self.ewma).min(MAX_AHEAD) as usize } else { 0 }
     }
 }
 

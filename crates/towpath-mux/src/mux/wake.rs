@@ -4,8 +4,6 @@
 //! that takes longer than the wake-up. A woken worker that does not ask is waited for up to
 //! [`Config::patience`](super::Config::patience).
 
-use std::time::Duration;
-
 use super::event::Event;
 use super::service_time::WORTH;
 use super::worker::{self, Activity, Worker};
@@ -59,13 +57,6 @@ impl Mux {
     /// process includes its wake-up.
     pub fn quick_batch(&self) -> Option<usize> {
         self.service_time.quick_batch(self.wake_cost()).filter(|_| self.config.batch > 1)
-    }
-
-    /// Messages to give ahead to a worker that is this far away ([`Mux::poll_batches_ahead`]): those that it does during a round trip, at most
-    /// 16. 0 if a message takes more than 16 round trips, if the service time is unknown, or if [`Config::batch`](super::Config::batch) is 1.
-    pub fn ahead(&self, round_trip: Duration) -> usize {
-        let round_trip = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
-        if self.config.batch > 1 { self.service_time.ahead(round_trip) } else { 0 }
     }
 
     /// Returns true if `messages` take long enough to wake another worker meanwhile.

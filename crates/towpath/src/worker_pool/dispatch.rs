@@ -5,8 +5,7 @@
 //! is at most the number of CPUs minus one (at least 1).
 //!
 //! Workers on other machines get what the local ones do not take: the nearest first, by the measured round trip. While all messages are
-//! short, they get none, unless no local worker is attached. While no worker is idle, they get messages ahead: those that they do during a
-//! round trip ([`Mux::ahead`]), of those that the local workers do not do meanwhile.
+//! short, they get none, unless no local worker is attached.
 //!
 //! Invariants:
 //! - A worker that holds messages and has made no progress on them gets no more: it may be at a long message,
@@ -41,8 +40,8 @@ pub(super) struct Dispatcher {
     turn: usize,
     /// Maximum time until the remaining messages are dispatched again.
     again: Option<Duration>,
-    /// Round trips and slots of workers on other machines that are attached, nearest first, and when they were compared.
-    remote: Vec<(Duration, usize)>,
+    /// Slots of workers on other machines that are attached, nearest first, and when they were compared.
+    remote: Vec<usize>,
     compared: Option<Instant>,
 }
 
@@ -64,7 +63,7 @@ impl Dispatcher {
         let mut trips: Vec<_> =
             (first..slots.len()).filter_map(|at| Some((slots[at].round_trip()?, at))).collect();
         trips.sort_unstable();
-        self.remote = trips;
+        self.remote = trips.into_iter().map(|(_, at)| at).collect();
     }
 
     /// When to dispatch again without an event.
@@ -102,25 +101,17 @@ impl Dispatcher {
     /// To workers on other machines: to the idle ones first, the nearest of them before the others.
     fn dispatch_remote(&self, slots: &mut [WorkerSlot], mux: &mut Mux, time: Time, now: u64) -> bool {
         let mut busy = false;
-        let idle = self.remote.iter().filter(|(_, at)| slots[*at].is_idle()).count();
+        let idle = self.remote.iter().filter(|at| slots[**at].is_idle()).count();
         let share = mux.available().div_ceil(idle.max(1)).max(1);
-        for (_, at) in &self.remote {
+        for at in &self.remote {
             if slots[*at].is_idle() {
                 busy |= slots[*at].fill(mux, time, share);
             }
         }
-        let (all_work, local) =
-            (!slots.iter().any(WorkerSlot::is_idle), slots.iter().filter(|slot| !slot.is_remote()));
-        let local = local.filter(|slot| slot.is_attached()).count();
-        let mut left = self.remote.len();
-        for (trip, at) in &self.remote {
+        for at in &self.remote {
             if slots[*at].is_going_on(now, STUCK_REMOTE) {
-                let ahead = if all_work { mux.ahead(*trip) } else { 0 };
-                // The nearer ones have taken theirs.
-                let spare = mux.available().saturating_sub(local * ahead).div_ceil(left);
-                busy |= slots[*at].fill_ahead(mux, time, ahead.min(spare));
+                busy |= slots[*at].fill(mux, time, usize::MAX);
             }
-            left -= 1;
         }
         busy
     }
@@ -179,8 +170,8 @@ impl Dispatcher {
 }
 
 /// Returns true if `remote` has exactly the slots of `all` that are attached.
-fn is_current(remote: &[(Duration, usize)], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
-    remote.iter().all(|(_, at)| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
+fn is_current(remote: &[usize], all: Range<usize>, is_attached: impl Fn(usize) -> bool) -> bool {
+    remote.iter().all(|at| is_attached(*at)) && all.filter(|at| is_attached(*at)).count() == remote.len()
 }
 
 /// One CPU is reserved for the pool's thread; workers and clients on this machine share the others.
@@ -198,7 +189,7 @@ mod tests {
     use super::super::authority::Rights;
     use super::super::completions::Completions;
     use super::super::connections::Connections;
-    use super::super::worker_slot::tests::{ask, attach, learn, learn_time};
+    use super::super::worker_slot::tests::{ask, attach, learn};
     use super::*;
 
     #[test]
@@ -215,58 +206,10 @@ mod tests {
         ];
         for (known, attached, expected) in rows {
             assert_eq!(
-                is_current(&known.iter().map(|at| (Duration::ZERO, *at)).collect::<Vec<_>>(), 2..6, |at| {
-                    attached.contains(&at)
-                }),
+                is_current(known, 2..6, |at| attached.contains(&at)),
                 expected,
                 "{known:?} {attached:?}"
             );
-        }
-    }
-
-    /// Each message comes on a connection of its own, which has a limit.
-    fn ask_each(mux: &mut Mux, messages: usize, now: Time) {
-        (0..messages).for_each(|_| ask(mux, 1, now));
-    }
-
-    /// Messages take 500 us. The slot 0 is local, the others are 900 us away: they do two messages in this time.
-    #[test]
-    fn remote_workers_get_messages_ahead_while_none_is_idle() {
-        // Rows: attached slots; messages that come, and those that the workers then hold.
-        type Row<'a> = (&'a [usize], &'a [(usize, [usize; 3])]);
-        let rows: [Row<'_>; 2] = [
-            (&[1, 2], &[(2, [0, 1, 1]), (1, [0, 2, 1]), (9, [0, 3, 3])]),
-            (&[0, 1], &[(4, [1, 1, 0]), (1, [1, 2, 0])]),
-        ];
-        for (attached, steps) in rows {
-            let order = towpath_mux::mux::Config::new(towpath_mux::mux::Order::None);
-            let server = Server::new("line".parse().unwrap(), order).unwrap();
-            let mut driver = server.driver().unwrap();
-            let directory = tempfile::tempdir().unwrap();
-            let new = |number| match number {
-                0 => WorkerSlot::new(0, directory.path(), Rights::default()),
-                _ => WorkerSlot::remote(number, directory.path(), Rights::default()),
-            };
-            let mut slots = [0, 1, 2].map(new);
-            driver.change(|mux, now| learn_time(mux, now, Duration::from_micros(500)));
-            let mut workers = Vec::new();
-            for at in attached {
-                let path = directory.path().join(format!("worker-{at}-0.sock"));
-                workers.push(attach(&mut slots[*at], path, &mut driver, Instant::now()));
-            }
-            let far = attached.iter().filter(|at| **at > 0).map(|at| (Duration::from_micros(900), *at));
-            let mut dispatcher = Dispatcher { remote: far.collect(), ..Dispatcher::new() };
-            for (more, expected) in steps {
-                driver.change(|mux, now| ask_each(mux, *more, now));
-                // The first time, idle workers get one. Then all work.
-                for _ in 0..2 {
-                    driver.change(|mux, now| dispatcher.dispatch(&mut slots, mux, now, 0));
-                    for slot in &mut slots {
-                        slot.hand_over(&mut Completions::default(), &Connections::default(), 0, 0);
-                    }
-                }
-                assert_eq!(slots.each_ref().map(WorkerSlot::working), *expected, "{attached:?} {more}");
-            }
         }
     }
 

@@ -109,32 +109,6 @@ fn messages_not_begun_by_a_slow_worker_are_recalled() {
 }
 
 #[test]
-fn a_worker_that_is_far_gets_messages_ahead() {
-    // Rows: round trip and service time in microseconds, batch, messages ahead.
-    for (round_trip, service, batch, expected) in [
-        (0, 500, 64, 0),
-        (200, 500, 64, 1),
-        (200, 3_100, 64, 1),
-        (200, 3_200, 64, 0),
-        (300, 100, 64, 3),
-        (300, 100, 1, 0),
-        (300, 0, 64, 0),
-        (1_000_000, 1, 64, 16),
-    ] {
-        let mut mux = lines(Config { batch, ..Config::new(Order::None) }).0;
-        mux.service_time.ewma = service * 1000;
-        assert_eq!(mux.ahead(Duration::from_micros(round_trip)), expected, "{round_trip} {service} {batch}");
-    }
-    let (mut mux, psock) = lines(Config::new(Order::None));
-    let workers = [64, 3].map(|credit| mux.clone_worker(credit, at(0)));
-    mux.service_time.ewma = 500_000;
-    mux.handle_bytes(psock, b"a\nb\nc\nd\ne\nf\ng\nh\n", at(0));
-    let mut polled = |worker, ahead| mux.poll_batches_ahead(worker, ahead, at(0), &mut Vec::new());
-    assert_eq!([polled(workers[0], 0), polled(workers[0], 2), polled(workers[0], 2)], [1, 2, 0]);
-    assert_eq!(polled(workers[1], 9), 3, "its credit");
-}
-
-#[test]
 fn a_woken_worker_that_does_not_ask_is_passed_over() {
     let (mut mux, psock) = lines(Config::new(Order::None));
     let workers = [0; 3].map(|_| mux.clone_worker(1, at(0)));

@@ -100,10 +100,7 @@ impl World {
             self.mux.poll_messages(id, now, &mut batch)
         } else {
             let mut rows = Vec::new();
-            let given = match at % 4 {
-                1 => self.mux.poll_batches(id, usize::MAX, now, &mut rows),
-                _ => self.mux.poll_batches_ahead(id, 2, now, &mut rows),
-            };
+            let given = self.mux.poll_batches(id, usize::MAX, now, &mut rows);
             for mut row in rows {
                 assert_eq!(row.bytes(row.len()).len(), row.views().map(|view| view.bytes().len()).sum());
                 batch.extend(std::iter::from_fn(|| row.begin()));

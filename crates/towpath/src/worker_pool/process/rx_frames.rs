@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use towpath_mux::Time;
-use towpath_mux::mux::{Batch, Mux, PartKind, psock, worker};
+use towpath_mux::mux::{Batch, Mux, PartKind, psock};
 use towpath_ring::{Kind, Meta, ReserveError};
 
 use super::{Process, RX};
@@ -21,25 +21,10 @@ const NOTICES: usize = 64;
 impl Process {
     /// Takes messages from the core until it holds `most`. Returns true if there are messages to publish.
     pub(in crate::worker_pool) fn fill(&mut self, mux: &mut Mux, now: Time, most: usize) -> bool {
-        self.working < most
-            && self.fill_from(mux, now, |mux, id, batch| mux.poll_batches(id, most, now, batch))
-    }
-
-    /// Takes the messages of a turn, and up to `ahead` more. Returns true if there are messages to publish.
-    pub(in crate::worker_pool) fn fill_ahead(&mut self, mux: &mut Mux, now: Time, ahead: usize) -> bool {
-        self.fill_from(mux, now, |mux, id, batch| mux.poll_batches_ahead(id, ahead, now, batch))
-    }
-
-    fn fill_from(
-        &mut self,
-        mux: &mut Mux,
-        now: Time,
-        poll: impl Fn(&mut Mux, worker::Id, &mut Vec<Batch>) -> usize,
-    ) -> bool {
-        let Some(id) = self.id.filter(|_| self.has_room()) else { return false };
+        let Some(id) = self.id.filter(|_| self.has_room() && self.working < most) else { return false };
         let events = self.wants_events();
         loop {
-            let count = poll(mux, id, &mut self.batch);
+            let count = mux.poll_batches(id, most, now, &mut self.batch);
             for batch in self.batch.drain(..) {
                 match batch.first() {
                     // A worker without events has no use for it.

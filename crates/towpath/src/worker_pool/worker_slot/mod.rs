@@ -399,11 +399,6 @@ impl WorkerSlot {
         self.process.as_mut().is_some_and(|process| process.fill(mux, now, most))
     }
 
-    /// Takes messages from the core, up to `ahead` more than those of its turn.
-    pub(super) fn fill_ahead(&mut self, mux: &mut Mux, now: Time, ahead: usize) -> bool {
-        self.process.as_mut().is_some_and(|process| process.fill_ahead(mux, now, ahead))
-    }
-
     /// Gives a retired process messages of its connections. Returns true if it got any.
     pub(super) fn fill_retired(&mut self, mux: &mut Mux, now: Time) -> bool {
         let retired = self.old.as_mut().filter(|old| old.is_retiring());

@@ -64,18 +64,13 @@ impl Scene {
 }
 
 /// Trains the core: messages take a microsecond.
-pub(in super::super) fn learn(mux: &mut Mux, now: Time) {
-    learn_time(mux, now, Duration::from_micros(1));
-}
-
-/// Trains the core: messages take this time.
-pub(in super::super) fn learn_time(mux: &mut Mux, mut now: Time, each: Duration) {
+pub(in super::super) fn learn(mux: &mut Mux, mut now: Time) {
     let mut batch = Vec::new();
     let worker = mux.clone_worker(64, now);
     ask(mux, 1000, now);
     while mux.poll_messages(worker, now, &mut batch) > 0 {
         for message in batch.drain(..) {
-            now = now + each;
+            now = now + Duration::from_micros(1);
             mux.done(worker, message.ticket(), now);
         }
     }
