@@ -74,7 +74,7 @@ impl Known {
 /// What the peers know of each state number.
 #[derive(Debug, Default)]
 struct KnownStates {
-    /// Each of [`PAGE`] numbers, allocated when one of them is known. There is no copy when the table grows, during which changes would wait.
+    /// Each of [`PAGE`] numbers, allocated when one of them is known: changes do not wait for the copy of a larger array.
     pages: Vec<Option<Box<[Known]>>>,
 }
 
@@ -182,7 +182,8 @@ impl Outgoing {
         }
     }
 
-    /// A record of a peer that was merged into the state `id`. `to_all`: all peers have received the record. `before`: the packets that this gate had counted.
+    /// A record of a peer that was merged into the state `id`. `to_all`: all peers have received the record. `before`: the packets that this
+    /// gate had counted.
     pub(crate) fn merged(
         &mut self,
         record: &Record<'_>,
@@ -263,15 +264,13 @@ impl Outgoing {
     }
 
     fn queue(&mut self, record: &Record<'_>, now: Time) {
-        let known_before = self.known_before(record);
-        let urgent = record.kind.is_some() && (record.flow.proto == proto::TCP || known_before.is_none());
+        let mut known = self.known_of(record, now);
+        let before = self.known.get(record.id).filter(|before| before.is_of(known.hash));
+        let urgent = record.kind.is_some() && (record.flow.proto == proto::TCP || before.is_none());
+        known.hash |= before.map_or(0, |before| before.hash & WINDOW);
         let mut bytes = Vec::with_capacity(128);
         Record { kind: None, ..record.clone() }.encode(&mut bytes);
         self.bytes += bytes.len();
-        let mut known = self.known_of(record, now);
-        if let Some(before) = known_before {
-            known.hash |= before.hash & WINDOW;
-        }
         self.known.set(record.id, known);
         let before = self.waiting.insert(record.id, Change { record: bytes, urgent });
         self.bytes -= before.as_ref().map_or(0, |change| change.record.len());

@@ -56,8 +56,8 @@ const LAST: Duration = Duration::from_secs(1);
 /// Messages that are handled before the rings have their turn.
 const MESSAGES: usize = 64;
 
-/// How long the thread polls after a message before it sleeps, with a yield of its CPU in every other turn. The answer of a worker with little work
-/// comes earlier, and no thread has to be woken for it. A round trip has ten wake-ups, each of 30 to 40 us on a virtual machine.
+/// How long the thread polls after a message before it sleeps, with a yield of its CPU in every other turn. The answer of a worker with
+/// little work comes earlier, and no thread has to be woken for it. A round trip has ten wake-ups, each of 30 to 40 us on a virtual machine.
 const POLL: Duration = Duration::from_micros(400);
 
 /// A front or a worker host.
@@ -216,8 +216,8 @@ impl Bus<'_> {
                 polls = now + POLL;
             }
             let poll = now < polls;
-            // Other processes come first. The client's own task follows this one: it has to write what was sent, and to read what the last
-            // turn has found.
+            // Other processes come first, but not before the client has written what it was given, or read what the last turn has found: its
+            // task runs after this one.
             yielded = poll && !busy && !yielded;
             if yielded {
                 std::thread::yield_now();

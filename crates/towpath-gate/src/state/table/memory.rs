@@ -197,21 +197,19 @@ impl Lines {
     /// thread may write to them during the call.
     pub(crate) fn release(&self, lines: std::ops::Range<usize>) {
         #[cfg(all(target_os = "linux", not(loom), not(miri)))]
-        let page = PAGE_LINES.max(rustix::param::page_size() / size_of::<Line>());
-        #[cfg(not(all(target_os = "linux", not(loom), not(miri))))]
-        let page = PAGE_LINES;
-        let lines = lines.start.div_ceil(page) * page..lines.end / page * page;
-        #[cfg(all(target_os = "linux", not(loom), not(miri)))]
-        if lines.end <= self.len() && !lines.is_empty() {
-            // SAFETY: the line is inside the mapping.
-            let first = unsafe { self.first.add(lines.start) };
-            let bytes = lines.len() * size_of::<Line>();
-            // SAFETY: the range is inside the mapping, which is anonymous memory and consists of atomic words: they may become
-            // zeroes at any time. It begins and ends with a page of the system: the kernel would zero the rest of one, too. It rejects a
-            // range that does not begin with one, and the lines stay.
-            let _ = unsafe {
-                rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontNeed)
-            };
+        {
+            let page = PAGE_LINES.max(rustix::param::page_size() / size_of::<Line>());
+            let lines = lines.start.div_ceil(page) * page..lines.end / page * page;
+            if lines.end <= self.len() && !lines.is_empty() {
+                // SAFETY: the line is inside the mapping.
+                let first = unsafe { self.first.add(lines.start) };
+                let bytes = lines.len() * size_of::<Line>();
+                // SAFETY: the range is inside the mapping, which is anonymous memory and consists of atomic words: they may become
+                // zeroes at any time. It begins and ends with a page of the system: the kernel would zero the rest of one, too.
+                let _ = unsafe {
+                    rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxDontNeed)
+                };
+            }
         }
         #[cfg(not(all(target_os = "linux", not(loom), not(miri))))]
         let _ = lines;

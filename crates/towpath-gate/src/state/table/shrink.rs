@@ -174,7 +174,7 @@ impl State {
     }
 
     fn release<const N: usize>(&mut self, slab: &Slab<N>, at: u32, mut keep: u64) {
-        // A page of the system has the lines of 64 slots.
+        // A page of 4 KiB has the lines of 64 slots.
         let page = match slab.pages {
             Pages::Base => PAGE_LINES as u32,
             Pages::Huge => PAGE_LINES as u32 * 512,
